@@ -1,0 +1,5 @@
+"""`python -m trigrid`."""
+
+from trigrid.cli import main
+
+main()

@@ -1,0 +1,94 @@
+"""Parity over many layouts: which ones, one after the other through a pool, and the table."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from trigrid.check.parity import Verdict, judge, judge_bf16, layouts, reference, run_rank
+from trigrid.check.pool import Pool
+from trigrid.errors import Problem, Refused
+from trigrid.report.console import duration, table
+from trigrid.spec.job import Job
+from trigrid.spec.layout import Layout
+from trigrid.spec.rules import check
+
+NAMED = re.compile(r"(tp|pp|dp)(\d+)")
+
+
+def choose(job: Job, names: str, zero: str, world: int) -> list[Layout]:
+    """The layouts that `names` ("all", or a list such as "tp2pp2dp2,tp8") and `zero` ("0,1,2,3") mean, as far as the rules
+    allow them for `job`. Raises Refused for a name that means nothing, for one that is not allowed, or if none is."""
+    stages = [_stage(text) for text in zero.split(",")]
+    if names == "all":
+        sizes = [n for n in (1, 2, 4, 8, 16) if n <= world]
+        legal = [l for l in layouts(sizes, job.parallel, stages) if not check(replace(job, parallel=l))]
+        if not legal:
+            raise Refused([Problem("--layouts", names, f"no layout of up to {world} processes suits this job")])
+        return legal
+    chosen = []
+    for name in names.split(","):
+        degrees = dict(NAMED.findall(name))
+        if not degrees or NAMED.sub("", name):
+            raise Refused([Problem("--layouts", name, "is no layout", ("all", "tp2pp2dp2", "tp4", "pp2dp4"))])
+        shape = {axis: int(degrees.get(axis, "1")) for axis in ("tp", "pp", "dp")}
+        for stage in stages:
+            layout = replace(job.parallel, cp=1, dp_replicate=1, zero=stage, stage_layers=(), **shape)
+            if layout.world > world:
+                raise Refused([Problem("--world", world, f"{name} takes {layout.world} processes", (layout.world,))])
+            if problems := check(replace(job, parallel=layout)):
+                raise Refused(problems)
+            chosen.append(layout)
+    return chosen
+
+
+def _stage(text: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise Refused([Problem("--zero", text, "is no ZeRO stage", (0, 1, 2, 3))])
+    return int(text)
+
+
+def run_matrix(job: Job, chosen: Sequence[Layout], say: Callable[[str], None]) -> list[Verdict]:
+    """The verdict on each layout; `say` hears of each as it comes."""
+    verdicts = []
+    with Pool(max(layout.world for layout in chosen)) as pool:
+        say(f"starting {pool.world} processes, running the single process")
+        precision = job.run.precision
+        ref = reference(job, pool)
+        exact = replace(job, run=replace(job.run, precision="fp32"))
+        wide = reference(exact, pool) if precision == "bf16" else None
+        begun = time.monotonic()
+        for done, layout in enumerate(chosen, start=1):
+            this = replace(job, parallel=layout)
+            runs = pool.run(run_rank, layout.world, this)
+            verdicts.append(judge_bf16(this, runs, wide, ref) if wide else judge(this, runs, ref))
+            left = (time.monotonic() - begun) / done * (len(chosen) - done)
+            word = "ok" if verdicts[-1].passed else "FAILS"
+            say(f"{done:>3} of {len(chosen)}  {layout_name(layout):<16} {word:<6} {duration(left)} to go")
+    return verdicts
+
+
+def layout_name(layout: Layout) -> str:
+    return f"tp{layout.tp} pp{layout.pp} dp{layout.dp} z{layout.zero}"
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """One row per layout with its worst parameter, and a line that counts."""
+    rows = [
+        [
+            layout_name(v.layout),
+            f"{v.gradient_error:.1e}",
+            v.parameter,
+            f"{v.weight_error:.1e}",
+            f"{v.loss_error:.1e}",
+            f"{v.norm_error:.1e}",
+            "ok" if v.passed else "FAILS",
+        ]
+        for v in verdicts
+    ]
+    measure = "distance ÷ alone" if verdicts[0].precision == "bf16" else "gradient"
+    header = ["layout", measure, "worst parameter", "weights", "loss", "norm", ""]
+    passed = sum(v.passed for v in verdicts)
+    return f"{table(header, rows)}\n{passed} of {len(verdicts)} layouts agree with one process ({verdicts[0].precision})"

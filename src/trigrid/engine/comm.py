@@ -1,0 +1,222 @@
+"""Every collective and point-to-point call of the engine, counted by axis and kind.
+
+The only file that knows a backend. A group of one rank moves nothing and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trigrid.grid import Grid
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of one axis around this process; `index` is this process's place among them."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Transfer(NamedTuple):
+    """What is counted: the axis a message crossed and the kind of call."""
+
+    axis: str
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "send", "receive"]
+
+
+@dataclass
+class Traffic:
+    """Calls and payload bytes by transfer. The payload is the whole array: what an all-gather yields, what a
+    reduce-scatter takes. An all-reduce moves its payload twice, the others once (ring algorithms, factor (n − 1)/n left out)."""
+
+    calls: dict[Transfer, int] = field(default_factory=dict)
+    payload_bytes: dict[Transfer, int] = field(default_factory=dict)
+
+    def add(self, transfer: Transfer, tensor: Tensor) -> None:
+        self.calls[transfer] = self.calls.get(transfer, 0) + 1
+        self.payload_bytes[transfer] = self.payload_bytes.get(transfer, 0) + tensor.numel() * tensor.element_size()
+
+    def volume_bytes(self, axis: str) -> int:
+        """Bytes moved along `axis`, all-reduces counted twice."""
+        return sum(
+            n * (2 if transfer.kind == "all_reduce" else 1)
+            for transfer, n in self.payload_bytes.items()
+            if transfer.axis == axis
+        )
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.payload_bytes.clear()
+
+
+class Pending:
+    """A collective under way; `wait` returns its result."""
+
+    def __init__(self, work: dist.Work | None, result: Callable[[], Tensor]):
+        self._work = work
+        self._result = result
+
+    def wait(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._result()
+
+
+class Comm:
+    """The communication of one rank of a grid, over the default process group, which must be the grid's world.
+
+    A world of one rank needs no process group at all.
+    """
+
+    AXES = ("tp", "kv", "pp", "zero", "replicate", "tied")
+
+    def __init__(self, grid: Grid, rank: int):
+        self.grid = grid
+        self.rank = rank
+        self.coord = grid.coord(rank)
+        self.traffic = Traffic()
+        joined = grid.world > 1
+        self._gloo = joined and dist.get_backend() == "gloo"
+        everyone = tuple(range(grid.world))
+        self._groups = {axis: self._make_group(axis) for axis in self.AXES}
+        # Without context parallelism and replicas the ranks that see other tokens are those that share shards.
+        same = self._groups["zero"].ranks == grid.group("batch", rank)
+        self._groups["batch"] = replace(self._groups["zero"], axis="batch") if same else self._make_group("batch")
+        self._groups["world"] = Group("world", everyone, rank, dist.group.WORLD if joined else None)
+        self._channels = self._open_channels()
+
+    def _make_group(self, axis: str) -> Group:
+        ranks = self.grid.group(axis, self.rank)
+        handle = self._new_group(ranks, axis) if self.grid.largest(axis) > 1 else None
+        return Group(axis, ranks, ranks.index(self.rank), handle)
+
+    @staticmethod
+    def _new_group(ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+        """A group that only its members make. torch names it by its ranks and by how many groups this process has made
+        before, so every rank must make equally many in the same order, if need be one of itself alone."""
+        made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=purpose)
+        assert isinstance(made, dist.ProcessGroup), ranks
+        return made
+
+    def group(self, axis: str) -> Group:
+        return self._groups[axis]
+
+    def all_reduce(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """Reduce `tensor` (contiguous) in place over `axis` and return it."""
+        return self.all_reduce_start(tensor, axis, op).wait()
+
+    def all_reduce_start(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Pending:
+        group = self._groups[axis]
+        if group.size == 1 or tensor.numel() == 0:
+            return Pending(None, lambda: tensor)
+        self.traffic.add(Transfer(axis, "all_reduce"), tensor)
+        reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor)
+
+    def all_gather(self, shard: Tensor, axis: str) -> Tensor:
+        """Concatenate the `shard` of each rank of `axis` along dimension 0."""
+        group = self._groups[axis]
+        if group.size == 1:
+            return shard
+        full = shard.new_empty((shard.shape[0] * group.size, *shard.shape[1:]))
+        self.traffic.add(Transfer(axis, "all_gather"), full)
+        dist.all_gather_single(full, shard.contiguous(), group=group.handle)
+        return full
+
+    def reduce_scatter(self, full: Tensor, axis: str) -> Tensor:
+        """Sum `full` over `axis` and return this rank's part of dimension 0."""
+        return self.reduce_scatter_start(full, axis).wait()
+
+    def reduce_scatter_start(self, full: Tensor, axis: str) -> Pending:
+        group = self._groups[axis]
+        if group.size == 1:
+            return Pending(None, lambda: full)
+        full = full.contiguous()
+        self.traffic.add(Transfer(axis, "reduce_scatter"), full)
+        if self._gloo:
+            # Gloo's own reduce-scatter is several times slower than an exchange and a local sum.
+            parts = torch.empty_like(full)
+            work = dist.all_to_all_single(parts, full, group=group.handle, async_op=True)
+            return Pending(work, lambda: parts.unflatten(0, (group.size, -1)).sum(0))
+        shard = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
+        work = dist.reduce_scatter_single(shard, full, group=group.handle, async_op=True)
+        return Pending(work, lambda: shard)
+
+    def _open_channels(self) -> dict[tuple[int, int], Channel]:
+        """A channel in each direction between pipeline ranks that follow each other, the last and the first included."""
+        group = self._groups["pp"]
+        pairs = {(i, (i + step) % group.size) for i in range(group.size) for step in (1, group.size - 1)}
+        channels = {}
+        for src, dst in sorted(pair for pair in pairs if pair[0] != pair[1]):
+            handle = group.handle
+            mine = group.index in (src, dst)
+            if not self._gloo:
+                # On NCCL a communicator serialises its calls: each direction of each pair needs its own.
+                ends = tuple(sorted((group.ranks[src], group.ranks[dst])))
+                handle = self._new_group(ends if mine else (self.rank,), f"channel {src}>{dst}")
+            if mine:
+                channels[src, dst] = Channel(self, group.ranks[src], group.ranks[dst], handle)
+        return channels
+
+    def channel(self, src: int, dst: int) -> Channel:
+        """The channel from pipeline rank `src` to `dst`, one of which is this rank's."""
+        return self._channels[src, dst]
+
+    def read(self, tensor: Tensor) -> list[float]:
+        """The values of a small tensor on the host."""
+        return [float(x) for x in tensor.tolist()]
+
+    def gather_objects(self, item: object) -> list[object]:
+        """`item` of every rank of the world; for reports, not for data."""
+        group = self._groups["world"]
+        if group.size == 1:
+            return [item]
+        items: list[object] = [None] * group.size
+        dist.all_gather_object(items, item, group=group.handle)
+        return items
+
+
+class Channel:
+    """Messages from one rank to another, in order, with at most one unfinished send.
+
+    A finished send is known by waiting for it, never by polling: polling would keep one activation alive per send.
+    """
+
+    def __init__(self, comm: Comm, src: int, dst: int, handle: dist.ProcessGroup | None):
+        self._comm = comm
+        self._src = src
+        self._dst = dst
+        self._handle = handle
+        self._sending: tuple[dist.Work, Tensor] | None = None
+
+    def send(self, tensor: Tensor) -> None:
+        self.drain()
+        tensor = tensor.contiguous()
+        self._comm.traffic.add(Transfer("pp", "send"), tensor)
+        work = dist.isend(tensor, self._dst, group=self._handle)
+        assert work is not None
+        self._sending = (work, tensor)
+
+    def drain(self) -> None:
+        """Wait for the unfinished send, if there is one."""
+        if self._sending is not None:
+            self._sending[0].wait()
+            self._sending = None
+
+    def receive_start(self, tensor: Tensor) -> Pending:
+        """Post a receive into `tensor`."""
+        self._comm.traffic.add(Transfer("pp", "receive"), tensor)
+        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor)

@@ -1,0 +1,124 @@
+"""The interpreter of schedules: one rank's actions in order, messages through in-order channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trigrid.engine.comm import Channel, Comm, Pending
+from trigrid.engine.units import Microbatch, Stage
+from trigrid.schedule import Action, Kind, Schedule, channels, receives, sends_to
+
+Observe = Callable[[Action], None]
+
+
+class _Inbox:
+    """Messages of one incoming channel: one receive is posted ahead, and those taken early wait here."""
+
+    def __init__(self, channel: Channel, messages: Sequence[Action], make_buffer: Callable[[], Tensor]):
+        self._channel = channel
+        self._messages = list(reversed(messages))
+        self._make_buffer = make_buffer
+        self._taken: dict[Action, Tensor] = {}
+        self._posted: tuple[Action, Pending] | None = None
+        self._post()
+
+    def _post(self) -> None:
+        self._posted = None
+        if self._messages:
+            self._posted = (self._messages.pop(), self._channel.receive_start(self._make_buffer()))
+
+    def take(self, message: Action) -> Tensor:
+        while message not in self._taken:
+            assert self._posted is not None, f"{message} is not among the messages of its channel"
+            arrived, pending = self._posted
+            self._taken[arrived] = pending.wait()
+            self._post()
+        return self._taken.pop(message)
+
+
+class Pipeline:
+    """Runs schedules over the stages that this rank holds, by stage number."""
+
+    def __init__(self, stages: Mapping[int, Stage], comm: Comm, dtype: torch.dtype, device: torch.device):
+        self._stages = stages
+        self._comm = comm
+        self._rank = comm.coord.pp
+        self._dtype = dtype
+        self._device = device
+
+    def run(
+        self,
+        schedule: Schedule,
+        microbatches: Sequence[Microbatch],
+        boundary: tuple[int, ...],
+        observe: Observe | None = None,
+    ) -> Tensor:
+        """Run `schedule` and return the scaled loss summed over `microbatches`, zero where the last stage is elsewhere.
+
+        boundary: shape of the activation between two stages. observe: called after each action.
+        """
+        training = any(action.kind is Kind.BACKWARD for action in schedule.ranks[self._rank])
+        routes = channels(schedule)
+        inboxes = {
+            src: _Inbox(self._comm.channel(src, dst), messages, lambda: self._buffer(boundary))
+            for (src, dst), messages in routes.items()
+            if dst == self._rank
+        }
+        losses: list[Tensor] = []
+        local: dict[Action, Tensor] = {}
+        for action in schedule.ranks[self._rank]:
+            stage = self._stages[action.stage]
+            x = self._input(schedule, action, inboxes, local, microbatches)
+            if action.kind is Kind.FORWARD:
+                y: Tensor | None = stage.forward(x, action.microbatch, microbatches[action.microbatch], training)
+                if action.stage == schedule.stages - 1:
+                    assert y is not None
+                    losses.append(y)
+            else:
+                y = stage.backward(x, action.microbatch)
+            del x
+            target = sends_to(schedule, action)
+            if target is not None:
+                assert y is not None
+                self._comm.channel(self._rank, target).send(y)
+            elif y is not None and not self._ends(schedule, action):
+                local[action] = y
+            del y
+            if observe is not None:
+                observe(action)
+        for src, dst in routes:
+            if src == self._rank:
+                self._comm.channel(src, dst).drain()
+        zero = torch.zeros((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
+        return torch.stack(losses).sum() if losses else zero
+
+    def _input(
+        self,
+        schedule: Schedule,
+        action: Action,
+        inboxes: Mapping[int, _Inbox],
+        local: dict[Action, Tensor],
+        microbatches: Sequence[Microbatch],
+    ) -> Tensor:
+        """What `action` starts from: a message, another stage's result on this rank, tokens, or one for the loss."""
+        message = receives(schedule, action)
+        if message is not None:
+            return inboxes[schedule.placement[message.stage]].take(message)
+        if action.kind is Kind.FORWARD:
+            if action.stage == 0:
+                return microbatches[action.microbatch].tokens_SB
+            return local.pop(action._replace(stage=action.stage - 1))
+        if action.stage == schedule.stages - 1:
+            return torch.ones((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
+        return local.pop(action._replace(stage=action.stage + 1))
+
+    @staticmethod
+    def _ends(schedule: Schedule, action: Action) -> bool:
+        """Whether nothing follows: the loss, or the gradient of the tokens."""
+        return action.stage == (schedule.stages - 1 if action.kind is Kind.FORWARD else 0)
+
+    def _buffer(self, boundary: tuple[int, ...]) -> Tensor:
+        return torch.empty(boundary, dtype=self._dtype, device=self._device)

@@ -1,0 +1,242 @@
+"""One bucketed data-parallel engine for ZeRO stages 0 to 3.
+
+A bucket holds the weights of a unit and their gradients. What it keeps between uses, between microbatches and between steps
+follows from `ZeroPolicy`; every stage runs the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trigrid.blueprint.buckets import BucketLayout, Run
+from trigrid.blueprint.parameters import LocalParameter
+from trigrid.engine.comm import Comm, Pending
+from trigrid.ledger import Ledger
+from trigrid.spec.layout import ZeroPolicy
+from trigrid.spec.precision import Format, Precision
+
+TORCH_DTYPE: dict[Format, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+Initialise = Callable[[LocalParameter], Tensor]
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The number formats of a bucket, see `Precision`."""
+
+    compute: torch.dtype
+    gather: torch.dtype
+    reduce: torch.dtype
+    master: torch.dtype
+
+    @classmethod
+    def of(cls, precision: Precision) -> Dtypes:
+        return cls(*(TORCH_DTYPE[f] for f in (precision.compute, precision.gather, precision.reduce, precision.master)))
+
+
+class Bucket:
+    """Weights and gradients of one flat layout on one rank.
+
+    `held` is the range of elements that this rank's optimizer updates: its shard, or everything under ZeRO-0.
+    `master` holds their weights, a view of the full weights where these have the same format and are kept.
+    """
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        policy: ZeroPolicy,
+        dtypes: Dtypes,
+        comm: Comm,
+        device: torch.device,
+        initialise: Initialise,
+    ):
+        self.layout = layout
+        self.policy = policy
+        self.dtypes = dtypes
+        self._comm = comm
+        start = comm.group("zero").index * layout.shard_numel
+        self.shard = (start, start + layout.shard_numel)
+        self.held = self.shard if policy.shard_optimizer else (0, layout.numel)
+
+        self._weights: Tensor | None = None
+        if policy.shard_weights:
+            self.master = torch.zeros(layout.shard_numel, dtype=dtypes.master, device=device)
+            self._fill(self.master, self.shard, initialise)
+        else:
+            self._weights = torch.zeros(layout.numel, dtype=dtypes.compute, device=device)
+            if dtypes.compute == dtypes.master:
+                self._fill(self._weights, (0, layout.numel), initialise)
+                self.master = self._weights[self.held[0] : self.held[1]]
+            else:
+                self.master = torch.zeros(self.held[1] - self.held[0], dtype=dtypes.master, device=device)
+                self._fill(self._weights, (0, layout.numel), initialise, (self.master, self.held))
+
+        kept = layout.shard_numel if policy.reduce_per_microbatch else layout.numel
+        self._gradients = torch.zeros(kept, dtype=dtypes.reduce, device=device)
+        self._transient: Tensor | None = None
+        self._reducing: Pending | None = None
+        self._backwards_left = 0
+        # Largest |gradient| of each entry before any sum over ranks: says whose gradient was not finite.
+        self.peaks = torch.zeros(len(layout.entries), dtype=dtypes.reduce, device=device)
+
+    def _fill(
+        self,
+        out: Tensor,
+        span: tuple[int, int],
+        initialise: Initialise,
+        also: tuple[Tensor, tuple[int, int]] | None = None,
+    ) -> None:
+        """Write the initial values of elements `span` into `out`; one parameter is whole at a time, never all."""
+        for entry in self.layout.entries:
+            if entry.stop <= span[0] or entry.offset >= span[1]:
+                continue
+            values = initialise(entry.local).flatten()
+            for target, (start, stop) in [(out, span), *([also] if also else [])]:
+                first, last = max(entry.offset, start), min(entry.stop, stop)
+                if first < last:
+                    target[first - start : last - start] = values[first - entry.offset : last - entry.offset]
+
+    # Weights
+
+    def open(self) -> None:
+        """Make the full weights present."""
+        if self._weights is None:
+            self._weights = self._gather()
+
+    def close(self) -> None:
+        """The unit is through with the weights for now."""
+        if self.policy.gather_per_use:
+            self.release()
+
+    def release(self) -> None:
+        """Give up full weights that can be gathered again."""
+        if self.policy.shard_weights:
+            self._weights = None
+
+    def _gather(self) -> Tensor:
+        shard = self.master.to(self.dtypes.gather)
+        return self._comm.all_gather(shard, "zero").to(self.dtypes.compute)
+
+    @property
+    def discards(self) -> bool:
+        """Whether weights are given up between forward and backward."""
+        return self.policy.gather_per_use
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is a view of the open weights."""
+        weights = self._weights
+        return weights is not None and tensor.untyped_storage()._cdata == weights.untyped_storage()._cdata
+
+    def view(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+        """A view of the open weights; the bucket must have been opened."""
+        assert self._weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
+        return self._weights.as_strided(shape, stride, offset)
+
+    def weight(self, index: int) -> Tensor:
+        assert self._weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
+        entry = self.layout.entries[index]
+        return self._weights[entry.offset : entry.stop].view(entry.local.shape)
+
+    # Gradients
+
+    def start_step(self, backwards: int) -> None:
+        """Before a step with `backwards` backward passes through this bucket."""
+        self._gradients.zero_()
+        self.peaks.zero_()
+        self._backwards_left = backwards
+
+    def open_gradients(self) -> None:
+        """Before a unit's backward."""
+        if self.policy.reduce_per_microbatch:
+            self._transient = torch.zeros(
+                self.layout.numel, dtype=self.dtypes.reduce, device=self._gradients.device
+            )
+
+    def add_gradient(self, index: int, gradient: Tensor) -> None:
+        entry = self.layout.entries[index]
+        full = self._gradients if self._transient is None else self._transient
+        full[entry.offset : entry.stop].view(entry.local.shape).add_(gradient)
+
+    def close_gradients(self) -> None:
+        """After a unit's backward: reduce what the policy says, and start the step's reduction after the last one."""
+        self._backwards_left -= 1
+        if self._transient is not None:
+            self._note_peaks(self._transient)
+            self._gradients += self._comm.reduce_scatter(self._transient, "zero")
+            self._transient = None
+        elif self._backwards_left == 0:
+            self._note_peaks(self._gradients)
+            if self.policy.shard_optimizer:
+                self._reducing = self._comm.reduce_scatter_start(self._gradients, "zero")
+            else:
+                self._reducing = self._comm.all_reduce_start(self._gradients, "zero")
+
+    def _note_peaks(self, full: Tensor) -> None:
+        spans = [full[e.offset : e.stop] for e in self.layout.entries]
+        seen = torch.stack([torch.linalg.vector_norm(span, torch.inf) for span in spans])
+        self.peaks = torch.maximum(self.peaks, seen)
+
+    def reduced(self) -> Tensor:
+        """This step's gradients of `held`, summed over data parallelism; to be called once, after the last backward."""
+        assert self._backwards_left == 0, f"{self.layout.name}: {self._backwards_left} backward passes are missing"
+        gradients = self._gradients
+        if self._reducing is not None:
+            gradients = self._reducing.wait()
+            self._reducing = None
+        return self._comm.all_reduce(gradients, "replicate")
+
+    # The optimizer's side
+
+    def held_runs(self) -> tuple[Run, ...]:
+        """Runs of `held`, counted from its start."""
+        return _shifted(self.layout.runs, *self.held)
+
+    def norm_runs(self) -> tuple[Run, ...]:
+        """Owned runs of this rank's shard, counted from the start of `held`: over all ranks, each element once."""
+        start, stop = self.shard
+        inside = (run.within(start, stop) for run in self.layout.runs if run.owned)
+        return _shifted(tuple(run for run in inside if run is not None), *self.held)
+
+    def refresh(self) -> None:
+        """After the optimizer has changed `master`: bring the full weights up to date, or give them up."""
+        if self.policy.shard_weights:
+            self.release()
+        elif self.policy.shard_optimizer:
+            assert self._weights is not None
+            gathered = self._gather()
+            if self._comm.group("zero").size > 1 or self.dtypes.compute != self.dtypes.master:
+                self._weights.copy_(gathered)
+        elif self.dtypes.compute != self.dtypes.master:
+            assert self._weights is not None
+            self._weights.copy_(self.master)
+
+    def live_bytes(self) -> Ledger:
+        """State alive now, from the storages themselves; a storage that serves two purposes counts once."""
+        seen: set[int] = set()
+
+        def count(*tensors: Tensor | None) -> int:
+            total = 0
+            for tensor in tensors:
+                if tensor is not None and tensor.untyped_storage()._cdata not in seen:
+                    seen.add(tensor.untyped_storage()._cdata)
+                    total += tensor.untyped_storage().nbytes()
+            return total
+
+        return Ledger(
+            {
+                "weights": count(self._weights),
+                "master": count(self.master),
+                "gradients": count(self._gradients, self._transient),
+            }
+        )
+
+
+def _shifted(runs: tuple[Run, ...], start: int, stop: int) -> tuple[Run, ...]:
+    inside = (run.within(start, stop) for run in runs)
+    return tuple(
+        Run(run.start - start, run.stop - start, run.decay, run.sum_group, run.owned) for run in inside if run
+    )

@@ -1,0 +1,164 @@
+"""From what the user gave to a checked job: the model's base, types, the world, the rules."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from trigrid.errors import Problem, Refused
+from trigrid.job.sources import NOT_GIVEN, Table, read_sources, shown
+from trigrid.spec.huggingface import model_from_config
+from trigrid.spec.job import Job
+from trigrid.spec.layout import AXES
+from trigrid.spec.model import ModelSpec
+from trigrid.spec.models import load_model
+from trigrid.spec.rules import check
+
+# How pydantic's error types read to someone who writes TOML.
+NEEDED = {
+    "missing": "needed",
+    "int_type": "a whole number is needed",
+    "float_type": "a number is needed",
+    "bool_type": "true or false is needed",
+    "string_type": "a string is needed",
+    "tuple_type": "an array is needed",
+}
+
+
+def load_job(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    world: int | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> Job:
+    """The job of `path` with `env` and `overrides` (arguments of a command line) on top, checked by every rule.
+
+    `[model]` is a `name` of the catalogue or a Hugging Face `config = "config.json"` (sought from the job file's
+    folder), either with single fields replaced; or a table of every field without a default, which stands alone
+    whatever its name. world: number of ranks, where it is known: then a dp that no source gives follows from it.
+    Raises Refused with every problem found.
+    """
+    given = read_sources(Path(path), overrides, env)
+    problems, tree, has_base = list(given.problems), given.tree, True
+    dp_given = "dp" in tree["parallel"]
+    try:
+        tree["model"] = _with_base(tree["model"], Path(path).parent)
+    except Refused as refused:
+        problems += refused.problems
+        has_base = False
+    job = _validate(tree, has_base, problems)
+    if job:
+        job = _fit_world(job, world, dp_given, problems)
+        problems += check(job)
+    if job and not problems:
+        return job
+    # The world is given by who starts the ranks, not by a source of the job.
+    raise Refused([p if p.where or p.key == "world" else replace(p, where=given.place(p.key)) for p in problems])
+
+
+def dump_job(job: Job) -> str:
+    """`job` as TOML with every field written out, which `load_job` reads back to an equal job."""
+    return tomli_w.dumps(_plain(job))
+
+
+def _with_base(model: Table, folder: Path) -> Table:
+    """`model` on top of the one that it names, unless it stands alone. Raises Refused where there is no such model."""
+    given = {name: value for name, value in model.items() if name != "config"}
+    missing = [f.name for f in fields(ModelSpec) if f.default is MISSING and f.name not in given]
+    own = f"a model of your own also needs {', '.join(missing)}"
+    if "config" in model:
+        base = _base_of_config(model["config"], folder)
+    elif not missing:
+        return given
+    elif isinstance(name := given.get("name"), str):
+        base = _base_of_name(name, own if len(given) > 1 else "")
+    else:
+        value = given.get("name", NOT_GIVEN)
+        raise Refused([Problem("model.name", value, f"a name of the catalogue or model.config is needed; {own}")])
+    merged = _plain(base)
+    for name, value in given.items():
+        merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+def _base_of_config(config: object, folder: Path) -> ModelSpec:
+    if not isinstance(config, str):
+        raise Refused([Problem("model.config", config, "a string is needed")])
+    try:
+        return model_from_config(folder / config)
+    except Refused as refused:
+        raise Refused([replace(p, key=f"model.config: {p.key}") for p in refused.problems]) from refused
+
+
+def _base_of_name(name: str, otherwise: str) -> ModelSpec:
+    try:
+        return load_model(name)
+    except Refused as refused:
+        reasons = [(p, "; ".join(filter(None, (p.reason, otherwise)))) for p in refused.problems]
+        raise Refused([replace(p, key="model.name", reason=reason) for p, reason in reasons]) from refused
+
+
+@cache
+def _adapter() -> TypeAdapter[Job]:
+    return TypeAdapter(Job)
+
+
+def _validate(tree: Table, has_base: bool, problems: list[Problem]) -> Job | None:
+    """The job that `tree` describes, or None after adding to `problems` what is missing or of the wrong type."""
+    refused = {p.key for p in problems}
+    try:
+        # JSON is the form in which strict still takes an array for a tuple and a whole number for a float.
+        return _adapter().validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False):
+            key = tuple(part for part in fault["loc"] if isinstance(part, str))
+            missing, dotted = fault["type"] == "missing", ".".join(key)
+            if missing and (dotted in refused or (key[0] == "model" and not has_base)):
+                continue
+            value: Any = NOT_GIVEN if missing else tree
+            for name in () if missing else key:
+                value = value[name]
+            legal = AXES if fault["type"] == "literal_error" else ()
+            problems.append(Problem(dotted, shown(value), NEEDED.get(fault["type"], fault["msg"]), legal))
+        return None
+
+
+def _fit_world(job: Job, world: int | None, dp_given: bool, problems: list[Problem]) -> Job:
+    """`job` with the dp that fills `world` ranks where none is given; adds to `problems` where the ranks do not fit."""
+    layout = job.parallel
+    if world is None or min(layout.tp, layout.pp, layout.cp, layout.dp) < 1:
+        return job
+    others = layout.tp * layout.pp * layout.cp
+    dp, left = divmod(world, others)
+    equation = f"world = tp · pp · cp · dp = {layout.tp} · {layout.pp} · {layout.cp}"
+    if not dp_given and dp and not left:
+        return replace(job, parallel=replace(layout, dp=dp))
+    if not dp_given:
+        legal = tuple(n for n in (dp * others, (dp + 1) * others) if n)
+        problems.append(Problem("world", world, f"{equation} · dp must hold for a whole dp", legal))
+        # The smallest dp that the layout allows, so that no rule refuses what only the missing dp broke.
+        return replace(job, parallel=replace(layout, dp=max(1, layout.dp_replicate)))
+    if layout.world != world:
+        held = f"{equation} · {layout.dp} = {layout.world}"
+        if dp and not left:
+            problems.append(Problem("parallel.dp", layout.dp, f"{held}, but there are {world} ranks", (dp,)))
+        else:
+            problems.append(Problem("world", world, f"{held} must hold", (layout.world,)))
+    return job
+
+
+def _plain(value: Any) -> Table:
+    """A dataclass as tables of TOML values, without the fields that are None."""
+    return {
+        name: _plain(inner) if isinstance(inner, dict) else list(inner) if isinstance(inner, tuple) else inner
+        for name, inner in (value if isinstance(value, dict) else asdict(value)).items()
+        if inner is not None
+    }

@@ -1,0 +1,1 @@
+"""What a person reads: progress and steps on the console, tables."""

@@ -1,0 +1,289 @@
+"""What goes with what in a job: each rule gives the reason and the nearest legal values.
+
+`check` refuses what cannot run anywhere, `check_trainable` what only the planner knows; `warnings` names what runs
+badly. Rules about the network that a group crosses need the grid and live there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite, isqrt
+
+from trigrid.errors import Problem
+from trigrid.spec.job import Job
+from trigrid.spec.layout import AXES, zero_policy
+
+# Above every real count, and small enough that looking for the nearest divisors takes no time.
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+FROM_ZERO = {"parallel.zero", "optimizer.warmup_steps", "run.seed", "run.validate_every"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; `ends` is written as in mathematics: "[)" has `low` and not `high`."""
+
+    low: float
+    high: float
+    ends: str
+
+    def __contains__(self, value: float) -> bool:
+        above = value >= self.low if self.ends[0] == "[" else value > self.low
+        below = value <= self.high if self.ends[1] == "]" else value < self.high
+        return above and below and isfinite(value)
+
+    def __str__(self) -> str:
+        return f"{self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+
+    def nearest(self, value: float) -> tuple[float, ...]:
+        """The end that `value` lies beyond, where that end is legal itself."""
+        if value <= self.low:
+            return (self.low,) if self.ends[0] == "[" else ()
+        return (self.high,) if self.ends[1] == "]" and value > self.high else ()
+
+
+POSITIVE = Range(0.0, float("inf"), "()")
+NOT_NEGATIVE = Range(0.0, float("inf"), "[)")
+RANGES = {
+    "model.norm_eps": POSITIVE,
+    "model.rope_theta": POSITIVE,
+    "model.rope_scaling.factor": Range(1.0, float("inf"), "[)"),
+    "model.rope_scaling.low_freq_factor": POSITIVE,
+    "model.rope_scaling.high_freq_factor": POSITIVE,
+    "optimizer.lr": POSITIVE,
+    "optimizer.min_lr_ratio": Range(0.0, 1.0, "[]"),
+    "optimizer.beta1": Range(0.0, 1.0, "[)"),
+    "optimizer.beta2": Range(0.0, 1.0, "[)"),
+    "optimizer.eps": POSITIVE,
+    "optimizer.weight_decay": NOT_NEGATIVE,
+    "optimizer.clip_norm": NOT_NEGATIVE,
+    "data.validation_fraction": Range(0.0, 0.5, "(]"),
+}
+
+
+def check(job: Job) -> list[Problem]:
+    """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
+    single = [p for key, value in _leaves(job) for p in _value(key, value)]
+    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer)
+    return single or [p for rule in rules for p in rule(job)]
+
+
+def check_trainable(job: Job) -> list[Problem]:
+    """Every reason why `job`, though it can be planned, cannot be trained yet."""
+    block = job.model.block
+    if block == "llama":
+        return []
+    return [Problem("model.block", block, "known to the planner only so far: it cannot be trained", ("llama",))]
+
+
+def warnings(job: Job) -> list[Problem]:
+    """What a sound `job` will pay for needlessly."""
+    found = []
+    layout, batch = job.parallel, job.batch
+    micro = batch.microbatches(layout)
+    if micro < layout.pp:
+        idle = layout.pp - 1
+        found.append(
+            Problem(
+                "batch.global_batch",
+                batch.global_batch,
+                f"{micro} microbatches do not fill {layout.pp} pipeline stages: "
+                f"bubble ratio (p - 1) / m = {idle} / {micro} = {idle / micro:.2f}",
+                (layout.dp * batch.micro_batch * layout.pp,),
+            )
+        )
+    policy = zero_policy(layout)
+    if policy.gather_per_use and layout.pp > 1 and layout.dp_shard > 1 and micro > 1:
+        reductions = micro if policy.reduce_per_microbatch else 1
+        formula = "3·m·Ψ" if policy.reduce_per_microbatch else "(2·m + 1)·Ψ"
+        found.append(
+            Problem(
+                "parallel.gather" if layout.gather == "per_use" else "parallel.zero",
+                layout.gather if layout.gather == "per_use" else layout.zero,
+                f"weights are gathered twice for each of m = {micro} microbatches: data-parallel traffic per step is "
+                f"{formula} = {2 * micro + reductions}·Ψ, where ZeRO-1 moves 2·Ψ (Ψ: the stage's parameters)",
+                ("per_step",) if layout.gather == "per_use" else (1, 2),
+            )
+        )
+    return found
+
+
+def _leaves(table: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The dotted key and the value of every field that is not itself a table."""
+    assert is_dataclass(table)
+    for field in fields(table):
+        value = getattr(table, field.name)
+        if is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def _value(key: str, value: object) -> Iterator[Problem]:
+    match value:
+        case bool() | None:
+            return
+        case int() | float() if key in RANGES:
+            if value not in RANGES[key]:
+                yield Problem(key, value, f"must be in {RANGES[key]}", RANGES[key].nearest(value))
+        case int():
+            low, high = int(key not in FROM_ZERO), LARGEST_SEED if key == "run.seed" else LARGEST_COUNT
+            if not low <= value <= high:
+                yield Problem(key, value, f"must be from {low} to {high}", (min(max(value, low), high),))
+        case str():
+            if not value and key != "data.cache":
+                yield Problem(key, '""', "must not be empty")
+        case tuple():
+            if key == "data.corpus" and not (value and all(value)):
+                yield Problem(key, list(value), "must name at least one corpus, none of them empty", ('["stdlib"]',))
+            if key == "parallel.stage_layers" and any(not 0 <= n <= LARGEST_COUNT for n in value):
+                yield Problem(key, list(value), f"each must be from 0 to {LARGEST_COUNT}")
+
+
+def _model(job: Job) -> Iterator[Problem]:
+    model = job.model
+    if model.heads % model.kv_heads:
+        yield Problem(
+            "model.kv_heads",
+            model.kv_heads,
+            f"must divide model.heads = {model.heads}",
+            _around(model.kv_heads, _divisors(model.heads)),
+        )
+    if model.block == "gpt" and model.kv_heads != model.heads:
+        yield Problem("model.kv_heads", model.kv_heads, 'block "gpt" has as many KV heads as heads', (model.heads,))
+    if model.block == "llama" and model.head_dim % 2:
+        yield Problem(
+            "model.head_dim",
+            model.head_dim,
+            "must be even: rotary positions turn pairs of elements",
+            tuple(n for n in (model.head_dim - 1, model.head_dim + 1) if n),
+        )
+    scaling = model.rope_scaling
+    if scaling and scaling.low_freq_factor >= scaling.high_freq_factor:
+        yield Problem(
+            "model.rope_scaling.low_freq_factor",
+            scaling.low_freq_factor,
+            f"must be below model.rope_scaling.high_freq_factor = {scaling.high_freq_factor}",
+        )
+    if job.batch.sequence > model.context:
+        yield Problem(
+            "batch.sequence", job.batch.sequence, f"exceeds model.context = {model.context}", (model.context,)
+        )
+
+
+def _tensor(job: Job) -> Iterator[Problem]:
+    model, layout, sequence = job.model, job.parallel, job.batch.sequence
+    demands: list[tuple[str, Callable[[int], bool]]] = [
+        (f"must divide model.heads = {model.heads}", lambda tp: model.heads % tp == 0),
+        (f"must divide model.ffn = {model.ffn}", lambda tp: model.ffn % tp == 0),
+        (
+            f"must divide model.kv_heads = {model.kv_heads} or be a multiple of it",
+            lambda tp: model.kv_heads % tp == 0 or tp % model.kv_heads == 0,
+        ),
+    ]
+    if layout.sequence_parallel:
+        demands.append(
+            (
+                f"must divide batch.sequence = {sequence} under parallel.sequence_parallel",
+                lambda tp: sequence % tp == 0,
+            )
+        )
+    broken = [reason for reason, holds in demands if not holds(layout.tp)]
+    if broken:
+        legal = [tp for tp in _divisors(model.heads) if all(holds(tp) for _, holds in demands)]
+        yield Problem("parallel.tp", layout.tp, "; ".join(broken), _around(layout.tp, legal))
+
+
+def _pipeline(job: Job) -> Iterator[Problem]:
+    pp, layers, given = job.parallel.pp, job.model.layers, job.parallel.stage_layers
+    if pp > layers + 2:
+        yield Problem(
+            "parallel.pp",
+            pp,
+            f"more stages than units: {layers} layers, the embedding and the head fill {layers + 2}",
+            (layers + 2,),
+        )
+    even = ("[] (as even as possible)",)
+    if given and len(given) != pp:
+        yield Problem("parallel.stage_layers", list(given), f"names {len(given)} stages, parallel.pp = {pp}", even)
+    if given and sum(given) != layers:
+        total = " + ".join(map(str, given))
+        yield Problem(
+            "parallel.stage_layers", list(given), f"{total} = {sum(given)} layers, model.layers = {layers}", even
+        )
+    # The first and the last stage always hold the embedding and the head, so only those between can be empty.
+    empty = [stage for stage, held in enumerate(given) if not held and 0 < stage < len(given) - 1]
+    if empty:
+        yield Problem(
+            "parallel.stage_layers",
+            list(given),
+            f"stage {', '.join(map(str, empty))} "
+            "would hold nothing: only the first has the embedding and the last the head",
+            even,
+        )
+
+
+def _data_parallel(job: Job) -> Iterator[Problem]:
+    layout = job.parallel
+    if layout.cp != 1:
+        yield Problem("parallel.cp", layout.cp, "context parallelism is planned but not run yet", (1,))
+    if sorted(layout.order) != sorted(AXES):
+        yield Problem(
+            "parallel.order",
+            list(layout.order),
+            f"must name each of {', '.join(AXES)} once, slowest first",
+            (list(AXES),),
+        )
+    if layout.dp % layout.dp_replicate:
+        yield Problem(
+            "parallel.dp_replicate",
+            layout.dp_replicate,
+            f"dp = dp_replicate · dp_shard: must divide parallel.dp = {layout.dp}",
+            _around(layout.dp_replicate, _divisors(layout.dp)),
+        )
+    if layout.gather == "per_use" and layout.zero != 3:
+        yield Problem(
+            "parallel.gather",
+            layout.gather,
+            f"only parallel.zero = 3 lets go of weights between uses, and it is {layout.zero}",
+            ("auto", "per_step"),
+        )
+    if layout.reduce == "per_microbatch" and layout.zero == 0:
+        yield Problem(
+            "parallel.reduce",
+            layout.reduce,
+            "parallel.zero = 0 keeps whole gradients: reducing them more than once per step saves nothing",
+            ("auto", "per_step"),
+        )
+
+
+def _batch(job: Job) -> Iterator[Problem]:
+    batch, dp = job.batch, job.parallel.dp
+    pass_ = dp * batch.micro_batch
+    if batch.global_batch % pass_:
+        below = batch.global_batch // pass_ * pass_
+        yield Problem(
+            "batch.global_batch",
+            batch.global_batch,
+            f"global_batch = dp · micro_batch · microbatches = {dp} · {batch.micro_batch} · microbatches "
+            "must hold for a whole number of microbatches",
+            tuple(n for n in (below, below + pass_) if n),
+        )
+
+
+def _optimizer(job: Job) -> Iterator[Problem]:
+    steps, warmup = job.run.steps, job.optimizer.warmup_steps
+    if warmup >= steps:
+        yield Problem("optimizer.warmup_steps", warmup, f"must be below run.steps = {steps}", (steps - 1,))
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def _around(value: int, legal: list[int]) -> tuple[int, ...]:
+    """The nearest of the sorted `legal` values below and above `value`."""
+    below, above = [n for n in legal if n < value], [n for n in legal if n > value]
+    return (*below[-1:], *above[:1])

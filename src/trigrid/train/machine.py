@@ -1,0 +1,41 @@
+"""What this machine can do, measured while all ranks are at it: ranks that share cores share the rate."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+import torch
+
+MATMUL_SIZE = {"cpu": 512, "cuda": 8192}
+MEASURE_S = 0.3
+
+
+def matmul_flops_per_s(dtype: torch.dtype, device: torch.device) -> float:
+    """Rate of square matrix products in `dtype` on this rank: what its MFU is a share of."""
+    size = MATMUL_SIZE[device.type]
+    a, b = torch.randn(size, size, device=device).to(dtype), torch.randn(size, size, device=device).to(dtype)
+    for _ in range(2):
+        a @ b
+    done = 0
+    _synchronise(device)
+    started = time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < MEASURE_S:
+        a @ b
+        done += 1
+        _synchronise(device)
+    return 2.0 * size**3 * done / elapsed
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak so far of this process: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

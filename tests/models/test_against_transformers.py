@@ -1,0 +1,277 @@
+"""A single process computes what transformers computes: logits, loss, gradients and one AdamW step.
+
+Distances are ‖ours − theirs‖ ÷ ‖theirs‖, for the logits and for each parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers_reference import Precision, Reference, arithmetic
+
+from trigrid.blueprint import decoder
+from trigrid.blueprint.parameters import localise
+from trigrid.engine.comm import Comm
+from trigrid.engine.runtime import Engine
+from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.units import Microbatch
+from trigrid.engine.zero import TORCH_DTYPE
+from trigrid.grid import Grid
+from trigrid.models.build import build_engine
+from trigrid.models.decoder import Decoder
+from trigrid.models.rope import Rope
+from trigrid.spec.job import Batch, Job, Optimizer, Run
+from trigrid.spec.layout import Layout
+from trigrid.spec.model import ModelSpec
+
+CPU = torch.device("cpu")
+VOCAB = 97
+MICROBATCHES, ROWS, SEQUENCE = 3, 2, 80
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp64": 1e-12}
+
+# Weights large enough that attention is far from uniform, and an epsilon that is felt.
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": False,
+}
+# Wavelengths run from 6 to 35,000 positions; 12 and 48 divide the three bands.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "grouped": LlamaConfig(**SMALL),
+    "tied": LlamaConfig(**SMALL | {"tie_word_embeddings": True}),
+    "ungrouped": LlamaConfig(**SMALL | {"num_key_value_heads": 4}),
+    "wide heads": LlamaConfig(**SMALL | {"head_dim": 20}),
+    "llama3 rope": LlamaConfig(**SMALL | {"head_dim": 32, "rope_parameters": LLAMA3_ROPE}),
+    "qwen3": Qwen3Config(**SMALL | {"head_dim": 16}),
+    "qwen2": Qwen2Config(**{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "mistral": MistralConfig(**SMALL, sliding_window=None),
+}
+
+OPTIMIZER = Optimizer(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.4, clip_norm=0.5)
+"""A rate that moves weights by their own size, and an epsilon with which AdamW's first step is more than the gradient's sign."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    # On a busy machine threads that wait for each other cost these small products a factor of ten and more.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["fp32", "fp64"])
+def precision(request: pytest.FixtureRequest) -> Precision:
+    chosen: Precision = request.param
+    return chosen
+
+
+@pytest.fixture(params=list(MODELS))
+def reference(request: pytest.FixtureRequest, precision: Precision, tmp_path: Path) -> Reference:
+    return Reference.make(MODELS[request.param], precision, tmp_path)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Tokens and labels, [microbatches, rows, sequence]; the microbatches differ much in how many labels count."""
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(VOCAB, (MICROBATCHES, ROWS, SEQUENCE + 1), generator=generator)
+    tokens, labels = text[..., :-1], text[..., 1:].clone()
+    labels[0, :, 5:] = -100
+    labels[1][torch.rand(ROWS, SEQUENCE, generator=generator) < 0.3] = -100
+    labels[2, 0] = -100
+    return tokens, labels
+
+
+def comm_of(layout: Layout) -> Comm:
+    return Comm(Grid(layout), 0)
+
+
+def engine_with(reference: Reference, layout: Layout) -> Engine:
+    """A single process's engine that starts from the weights of `reference`."""
+    job = Job(
+        model=reference.spec,
+        batch=Batch(global_batch=MICROBATCHES * ROWS, sequence=SEQUENCE, micro_batch=ROWS),
+        run=Run(steps=1, precision=reference.precision, device="cpu"),
+        parallel=layout,
+        optimizer=OPTIMIZER,
+    )
+    values = reference.values()
+    return build_engine(job, comm_of(layout), CPU, lambda local: values[local.parameter.name])
+
+
+def by_name(engine: Engine, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the parameters in `flat`, which holds an array for each bucket of a single process."""
+    return {
+        entry.local.parameter.name: flat[name][entry.offset : entry.stop].view(entry.local.shape).clone()
+        for name, bucket in engine.buckets.items()
+        for entry in bucket.layout.entries
+    }
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape
+    difference = torch.linalg.vector_norm(ours.double() - theirs.double())
+    return float(difference / torch.linalg.vector_norm(theirs.double()))
+
+
+def distances(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Distance of each parameter; both sides must have the same ones."""
+    assert ours.keys() == theirs.keys()
+    return {name: distance(ours[name], theirs[name]) for name in ours}
+
+
+def beyond(distances: Mapping[str, float], tolerance: float) -> dict[str, float]:
+    """Those that are too far, or not a number."""
+    return {name: far for name, far in distances.items() if not far <= tolerance}
+
+
+def logits_of(spec: ModelSpec, values: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """The units' own functions up to the last block, then the head without its loss. tokens [rows, sequence]."""
+    layout, dtype = Layout(), values["embedding.weight"].dtype
+    model = Decoder(spec, TensorParallel(comm_of(layout), sequence_parallel=False), dtype, CPU)
+    tokens_SB = tokens.t().contiguous()
+    microbatch = Microbatch(tokens_SB, torch.full_like(tokens_SB, -100), torch.ones((), dtype=dtype))
+    *units, head = decoder(spec).units
+    x: Tensor = tokens_SB
+    for unit in units:
+        function = model.function(unit, {p.role: localise(p, layout, 0) for p in unit.parameters})
+        x = function({p.role: values[p.name] for p in unit.parameters}, x, microbatch)
+    w = {p.role: values[p.name] for p in head.parameters}
+    normal_SBH = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + spec.norm_eps) * w["final_norm"]
+    return F.linear(normal_SBH, w["head"]).transpose(0, 1)
+
+
+def test_logits(reference: Reference) -> None:
+    tokens, _ = batch()
+    tokens = tokens.flatten(0, 1)
+    ours = logits_of(reference.spec, reference.values(), tokens)
+    assert distance(ours, reference.logits(tokens)) <= TOLERANCE[reference.precision]
+
+
+def check_step(reference: Reference, layout: Layout) -> None:
+    """Loss, gradients, norm, and the weights and the loss after one step, of an engine and of transformers."""
+    tolerance = TOLERANCE[reference.precision]
+    tokens, labels = batch()
+    rows, row_labels = tokens.flatten(0, 1), labels.flatten(0, 1)
+
+    engine = engine_with(reference, layout)
+    engine.accumulate(tokens, labels)
+    flat = engine.sum_gradients()
+    gradients = by_name(engine, flat)
+    result = engine.update(flat, OPTIMIZER.lr)
+
+    loss = reference.loss(rows, row_labels)
+    loss.backward()
+    assert result.updated
+    assert result.loss == pytest.approx(loss.item(), rel=tolerance)
+    assert beyond(distances(gradients, reference.gradients()), tolerance) == {}
+
+    norm = torch_step(reference)
+    assert result.gradient_norm == pytest.approx(norm, rel=tolerance)
+    weights = by_name(engine, {name: bucket.master for name, bucket in engine.buckets.items()})
+    assert beyond(distances(weights, reference.values()), tolerance) == {}
+    after = reference.loss(rows, row_labels).item()
+    assert engine.evaluate(tokens, labels) == pytest.approx(after, rel=tolerance)
+    assert abs(after - loss.item()) > 0.01
+
+
+def torch_step(reference: Reference) -> float:
+    """Clip, and one step of torch's AdamW that decays matrices only; returns the norm before clipping."""
+    parameters = list(reference.model.parameters())
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": OPTIMIZER.weight_decay},
+            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=OPTIMIZER.lr,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.eps,
+        fused=False,
+    )
+    norm = float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    assert norm > 2 * OPTIMIZER.clip_norm, "clipping would not be seen"
+    # torch divides by norm + 1e-6; the factor takes that back, which fp64 would see.
+    torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_norm * (norm + 1e-6) / norm)
+    adamw.step()
+    return norm
+
+
+def test_step(reference: Reference) -> None:
+    check_step(reference, Layout())
+
+
+@pytest.mark.parametrize("layout", [Layout(zero=3), Layout(recompute="full")], ids=["zero 3", "recompute"])
+@pytest.mark.parametrize("model", ["grouped", "tied"])
+def test_step_of_other_engines(model: str, layout: Layout, precision: Precision, tmp_path: Path) -> None:
+    check_step(Reference.make(MODELS[model], precision, tmp_path), layout)
+
+
+def test_scaling_is_felt(tmp_path: Path) -> None:
+    """Without its scaling the Llama-3 case would be far away, so the agreement above says something about it."""
+    reference = Reference.make(MODELS["llama3 rope"], "fp64", tmp_path)
+    tokens, _ = batch()
+    tokens = tokens.flatten(0, 1)
+    unscaled = replace(reference.spec, rope_scaling=None)
+    assert distance(logits_of(unscaled, reference.values(), tokens), reference.logits(tokens)) > 0.1
+
+
+LLAMA31_ROPE = LLAMA3_ROPE | {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
+ROPES = {
+    "small": (32, LLAMA3_ROPE),
+    "llama 3.1": (128, LLAMA31_ROPE),
+    "llama 3.2": (64, LLAMA31_ROPE | {"factor": 32.0}),
+    "other factors": (64, LLAMA31_ROPE | {"low_freq_factor": 2.0, "high_freq_factor": 32.0}),
+}
+
+
+@pytest.mark.parametrize("rope", list(ROPES))
+def test_llama3_frequencies(rope: str, precision: Precision, tmp_path: Path) -> None:
+    head_dim, scaling = ROPES[rope]
+    config = LlamaConfig(**SMALL | {"head_dim": head_dim, "rope_parameters": scaling, "num_hidden_layers": 1})
+    reference = Reference.make(config, precision, tmp_path)
+    theirs = reference.model.model.rotary_emb
+    dtype = TORCH_DTYPE[precision]
+
+    cos, sin = Rope(reference.spec, torch.float64, CPU).tables(2)
+    angles = torch.atan2(sin, cos)[1].flatten()
+    ours = angles[: head_dim // 2]
+    assert torch.equal(angles[head_dim // 2 :], ours)
+    torch.testing.assert_close(ours.to(dtype), theirs.inv_freq, rtol=1e-6 if precision == "fp32" else 1e-13, atol=0)
+
+    kept = scaling["rope_theta"] ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    stretched = kept / ours
+    factor = scaling["factor"]
+    assert torch.isclose(stretched[0], torch.tensor(1.0, dtype=torch.float64))
+    assert ((stretched > 1.01) & (stretched < 0.99 * factor)).any()
+    assert torch.isclose(stretched[-1], torch.tensor(factor, dtype=torch.float64))
+
+    # transformers rounds angles to fp32 before it takes their cosines, hence a bound that grows with the position.
+    length = 400
+    with arithmetic(precision):
+        expected = theirs(torch.zeros(1, dtype=dtype), torch.arange(length)[None])
+    for table, other in zip(Rope(reference.spec, dtype, CPU).tables(length), expected, strict=True):
+        far = (table.flatten(1) - other[0]).abs().amax()
+        assert far <= length * torch.finfo(dtype).eps

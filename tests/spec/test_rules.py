@@ -1,0 +1,295 @@
+"""Every rule, with the message a user reads."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass, replace
+from typing import Any, get_type_hints
+
+import pytest
+
+from trigrid.spec.job import Batch, Job, Run
+from trigrid.spec.layout import Layout
+from trigrid.spec.model import ModelSpec, RopeScaling
+from trigrid.spec.rules import LARGEST_COUNT, RANGES, Range, check, check_trainable, warnings
+
+SOUND = Job(
+    model=ModelSpec(
+        name="sound", hidden=192, layers=4, heads=12, kv_heads=4, head_dim=16, ffn=512, vocab=1000, context=256
+    ),
+    batch=Batch(global_batch=32, sequence=128, micro_batch=2),
+    run=Run(steps=10),
+    parallel=Layout(tp=2, pp=2, dp=4),
+)
+
+
+def changed(changes: dict[str, Any], job: Any = SOUND) -> Any:
+    """`job` with the fields that the dotted keys name replaced."""
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        job = replace(job, **{name: changed({rest: value}, getattr(job, name)) if rest else value})
+    return job
+
+
+COUNT = f"must be from 1 to {LARGEST_COUNT}; nearest legal: 1"
+SCALING = RopeScaling(factor=8.0)
+
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    # single fields
+    ({"model.hidden": 0}, [f"model.hidden = 0: {COUNT}"]),
+    ({"batch.micro_batch": -3}, [f"batch.micro_batch = -3: {COUNT}"]),
+    ({"cluster.gpus_per_node": 0}, [f"cluster.gpus_per_node = 0: {COUNT}"]),
+    ({"run.steps": 2**31}, [f"run.steps = {2**31}: must be from 1 to {LARGEST_COUNT}; nearest legal: {LARGEST_COUNT}"]),
+    (
+        {"optimizer.warmup_steps": -1},
+        [f"optimizer.warmup_steps = -1: must be from 0 to {LARGEST_COUNT}; nearest legal: 0"],
+    ),
+    ({"run.seed": -1}, [f"run.seed = -1: must be from 0 to {2**63 - 1}; nearest legal: 0"]),
+    (
+        {"model.rope_scaling": replace(SCALING, original_context=0)},
+        [f"model.rope_scaling.original_context = 0: {COUNT}"],
+    ),
+    ({"optimizer.lr": 0.0}, ["optimizer.lr = 0.0: must be in (0, inf)"]),
+    ({"optimizer.lr": float("inf")}, ["optimizer.lr = inf: must be in (0, inf)"]),
+    ({"optimizer.lr": float("nan")}, ["optimizer.lr = nan: must be in (0, inf)"]),
+    ({"optimizer.beta1": 1.0}, ["optimizer.beta1 = 1.0: must be in [0, 1)"]),
+    ({"optimizer.beta2": -0.1}, ["optimizer.beta2 = -0.1: must be in [0, 1); nearest legal: 0.0"]),
+    ({"optimizer.min_lr_ratio": 1.5}, ["optimizer.min_lr_ratio = 1.5: must be in [0, 1]; nearest legal: 1.0"]),
+    ({"optimizer.clip_norm": -1.0}, ["optimizer.clip_norm = -1.0: must be in [0, inf); nearest legal: 0.0"]),
+    ({"data.validation_fraction": 0.0}, ["data.validation_fraction = 0.0: must be in (0, 0.5]"]),
+    (
+        {"data.validation_fraction": 0.6},
+        ["data.validation_fraction = 0.6: must be in (0, 0.5]; nearest legal: 0.5"],
+    ),
+    ({"run.out": ""}, ['run.out = "": must not be empty']),
+    (
+        {"data.corpus": ()},
+        ['data.corpus = []: must name at least one corpus, none of them empty; nearest legal: ["stdlib"]'],
+    ),
+    ({"parallel.stage_layers": (5, -1)}, [f"parallel.stage_layers = [5, -1]: each must be from 0 to {LARGEST_COUNT}"]),
+    # two sins are both told
+    ({"model.heads": 0, "run.steps": 0}, [f"model.heads = 0: {COUNT}", f"run.steps = 0: {COUNT}"]),
+    # model
+    ({"model.kv_heads": 8}, ["model.kv_heads = 8: must divide model.heads = 12; nearest legal: 6, 12"]),
+    (
+        {"model.block": "gpt"},
+        ['model.kv_heads = 4: block "gpt" has as many KV heads as heads; nearest legal: 12'],
+    ),
+    (
+        {"model.head_dim": 15},
+        ["model.head_dim = 15: must be even: rotary positions turn pairs of elements; nearest legal: 14, 16"],
+    ),
+    (
+        {"model.head_dim": 1},
+        ["model.head_dim = 1: must be even: rotary positions turn pairs of elements; nearest legal: 2"],
+    ),
+    (
+        {"model.rope_scaling": replace(SCALING, low_freq_factor=4.0)},
+        ["model.rope_scaling.low_freq_factor = 4.0: must be below model.rope_scaling.high_freq_factor = 4.0"],
+    ),
+    ({"batch.sequence": 512}, ["batch.sequence = 512: exceeds model.context = 256; nearest legal: 256"]),
+    # tensor parallelism
+    (
+        {"parallel.tp": 8},
+        ["parallel.tp = 8: must divide model.heads = 12; nearest legal: 4"],
+    ),
+    (
+        {"parallel.tp": 3, "batch.sequence": 129},
+        [
+            "parallel.tp = 3: must divide model.ffn = 512; must divide model.kv_heads = 4 or be a multiple of it; "
+            "nearest legal: 1"
+        ],
+    ),
+    (
+        {"parallel.tp": 6, "model.ffn": 480, "batch.sequence": 126},
+        ["parallel.tp = 6: must divide model.kv_heads = 4 or be a multiple of it; nearest legal: 2"],
+    ),
+    (
+        {"parallel.tp": 4, "batch.sequence": 126},
+        [
+            "parallel.tp = 4: must divide batch.sequence = 126 under parallel.sequence_parallel; nearest legal: 2",
+        ],
+    ),
+    # pipeline
+    (
+        {"parallel.pp": 7},
+        ["parallel.pp = 7: more stages than units: 4 layers, the embedding and the head fill 6; nearest legal: 6"],
+    ),
+    (
+        {"parallel.stage_layers": (2, 1, 1)},
+        ["parallel.stage_layers = [2, 1, 1]: names 3 stages, parallel.pp = 2; nearest legal: [] (as even as possible)"],
+    ),
+    (
+        {"parallel.stage_layers": (2, 1)},
+        ["parallel.stage_layers = [2, 1]: 2 + 1 = 3 layers, model.layers = 4; nearest legal: [] (as even as possible)"],
+    ),
+    (
+        {"parallel.pp": 4, "parallel.stage_layers": (2, 0, 2, 0)},
+        [
+            "parallel.stage_layers = [2, 0, 2, 0]: stage 1 would hold nothing: only the first has the embedding and "
+            "the last the head; nearest legal: [] (as even as possible)"
+        ],
+    ),
+    # data and context parallelism, order
+    (
+        {"parallel.cp": 2},
+        ["parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"],
+    ),
+    (
+        {"parallel.order": ("dp", "pp", "pp", "tp")},
+        [
+            "parallel.order = ['dp', 'pp', 'pp', 'tp']: must name each of dp, pp, cp, tp once, slowest first; "
+            "nearest legal: ['dp', 'pp', 'cp', 'tp']"
+        ],
+    ),
+    (
+        {"parallel.dp_replicate": 3},
+        ["parallel.dp_replicate = 3: dp = dp_replicate · dp_shard: must divide parallel.dp = 4; nearest legal: 2, 4"],
+    ),
+    (
+        {"parallel.gather": "per_use", "parallel.zero": 2},
+        [
+            "parallel.gather = per_use: only parallel.zero = 3 lets go of weights between uses, and it is 2; "
+            "nearest legal: auto, per_step"
+        ],
+    ),
+    (
+        {"parallel.reduce": "per_microbatch", "parallel.zero": 0},
+        [
+            "parallel.reduce = per_microbatch: parallel.zero = 0 keeps whole gradients: reducing them more than once "
+            "per step saves nothing; nearest legal: auto, per_step"
+        ],
+    ),
+    # batch and steps
+    (
+        {"batch.global_batch": 30},
+        [
+            "batch.global_batch = 30: global_batch = dp · micro_batch · microbatches = 4 · 2 · microbatches "
+            "must hold for a whole number of microbatches; nearest legal: 24, 32"
+        ],
+    ),
+    (
+        {"batch.global_batch": 7},
+        [
+            "batch.global_batch = 7: global_batch = dp · micro_batch · microbatches = 4 · 2 · microbatches "
+            "must hold for a whole number of microbatches; nearest legal: 8"
+        ],
+    ),
+    (
+        {"optimizer.warmup_steps": 10},
+        ["optimizer.warmup_steps = 10: must be below run.steps = 10; nearest legal: 9"],
+    ),
+]
+
+ALLOWED: list[dict[str, Any]] = [
+    {},
+    {"parallel.tp": 12, "model.ffn": 480, "batch.sequence": 120},  # KV heads copied: tp is a multiple of them
+    {"parallel.tp": 4, "batch.sequence": 126, "parallel.sequence_parallel": False},
+    {"parallel.pp": 6},
+    {"parallel.pp": 4, "parallel.stage_layers": (0, 2, 2, 0)},
+    {"parallel.order": ("pp", "dp", "tp", "cp")},
+    {"parallel.dp_replicate": 2},
+    {"parallel.zero": 3, "parallel.gather": "per_use"},
+    {"parallel.zero": 3, "parallel.gather": "per_step", "parallel.reduce": "per_step"},
+    {"parallel.zero": 1, "parallel.reduce": "per_microbatch"},
+    {"model.block": "gpt", "model.kv_heads": 12, "model.head_dim": 15},
+    {"model.rope_scaling": SCALING},
+    {"optimizer.warmup_steps": 9},
+    {"optimizer.beta1": 0.0, "optimizer.clip_norm": 0.0, "data.validation_fraction": 0.5},
+    {"optimizer.clip_norm": 0},  # written by Python code, where a whole number does for a float
+    {"run.seed": 2**63 - 1},
+    {"data.cache": ""},
+]
+
+
+@pytest.mark.parametrize(("changes", "messages"), REFUSED, ids=lambda v: str(v)[:60])
+def test_refused_with_reason_and_way_out(changes: dict[str, Any], messages: list[str]) -> None:
+    assert [str(p) for p in check(changed(changes))] == messages
+
+
+@pytest.mark.parametrize("changes", ALLOWED, ids=str)
+def test_allowed(changes: dict[str, Any]) -> None:
+    assert check(changed(changes)) == []
+
+
+@pytest.mark.parametrize(("changes", "messages"), REFUSED, ids=lambda v: str(v)[:60])
+def test_a_legal_value_is_legal(changes: dict[str, Any], messages: list[str]) -> None:
+    for problem in check(changed(changes)):
+        for value in problem.legal:
+            if not isinstance(value, str) or value in ("auto", "per_step"):
+                value = tuple(value) if isinstance(value, list) else value
+                still = check(changed({**changes, problem.key: value}))
+                assert problem.key not in [p.key for p in still]
+
+
+def test_every_float_has_a_range_and_every_range_a_field() -> None:
+    def floats(table: type, prefix: str = "") -> set[str]:
+        found: set[str] = set()
+        for name, hint in get_type_hints(table).items():
+            inner = RopeScaling if name == "rope_scaling" else hint
+            if is_dataclass(inner):
+                found |= floats(inner, f"{prefix}{name}.")
+            elif hint is float:
+                found.add(prefix + name)
+        return found
+
+    assert floats(Job) == set(RANGES)
+
+
+def test_the_default_split_leaves_no_stage_empty() -> None:
+    blueprint = pytest.importorskip("trigrid.blueprint")
+    for layers in range(1, 12):
+        for pp in range(1, layers + 5):
+            job = changed({"model.layers": layers, "parallel.pp": pp})
+            refused = "parallel.pp" in [p.key for p in check(job)]
+            assert refused == any(not blueprint.decoder(job.model).stage(job.parallel, stage) for stage in range(pp))
+
+
+def test_range() -> None:
+    half_open = Range(0.0, 1.0, "[)")
+    assert [v in half_open for v in (-0.1, 0.0, 0.5, 1.0, float("nan"))] == [False, True, True, False, False]
+    assert (half_open.nearest(-1.0), half_open.nearest(2.0), half_open.nearest(float("nan"))) == ((0.0,), (), ())
+
+
+def test_trainable() -> None:
+    assert check_trainable(SOUND) == []
+    gpt = changed({"model.block": "gpt", "model.kv_heads": 12})
+    assert [str(p) for p in check_trainable(gpt)] == [
+        "model.block = gpt: known to the planner only so far: it cannot be trained; nearest legal: llama"
+    ]
+
+
+WARNED: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    (
+        {"parallel.pp": 6},
+        [
+            "batch.global_batch = 32: 4 microbatches do not fill 6 pipeline stages: bubble ratio (p - 1) / m = 5 / 4 "
+            "= 1.25; nearest legal: 48"
+        ],
+    ),
+    (
+        {"parallel.zero": 3},
+        [
+            "parallel.zero = 3: weights are gathered twice for each of m = 4 microbatches: data-parallel traffic per "
+            "step is 3·m·Ψ = 12·Ψ, where ZeRO-1 moves 2·Ψ (Ψ: the stage's parameters); nearest legal: 1, 2"
+        ],
+    ),
+    (
+        {"parallel.zero": 3, "parallel.gather": "per_use", "parallel.reduce": "per_step"},
+        [
+            "parallel.gather = per_use: weights are gathered twice for each of m = 4 microbatches: data-parallel "
+            "traffic per step is (2·m + 1)·Ψ = 9·Ψ, where ZeRO-1 moves 2·Ψ (Ψ: the stage's parameters); "
+            "nearest legal: per_step"
+        ],
+    ),
+    ({"parallel.zero": 3, "parallel.gather": "per_step"}, []),
+    ({"parallel.zero": 3, "parallel.pp": 1}, []),
+    ({"parallel.zero": 3, "parallel.dp": 2, "parallel.dp_replicate": 2}, []),
+]
+
+
+@pytest.mark.parametrize(("changes", "messages"), WARNED, ids=lambda v: str(v)[:60])
+def test_warnings(changes: dict[str, Any], messages: list[str]) -> None:
+    job = changed(changes)
+    assert check(job) == []
+    assert [str(p) for p in warnings(job)] == messages
