@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations, permutations, product
 
 import pytest
@@ -36,11 +37,12 @@ def grids(draw: st.DrawFn) -> Grid:
     return Grid(layout, cluster, draw(st.sampled_from([d for d in range(1, tp + 1) if tp % d == 0])))
 
 
-def alike(grid: Grid, rank: int, key: Callable[[Coord], object]) -> tuple[int, ...]:
-    """Every rank whose coordinate has the same `key` as that of `rank`, by coordinate: the definition of a group."""
-    here = key(grid.coord(rank))
-    coords = sorted(grid.coord(r) for r in range(grid.world))
-    return tuple(grid.rank(c) for c in coords if key(c) == here)
+def brute_force(grid: Grid, key: Callable[[Coord], object]) -> dict[object, tuple[int, ...]]:
+    """The definition of a kind of group: the ranks whose coordinates have the same `key`, by coordinate."""
+    found: dict[object, tuple[int, ...]] = {}
+    for coord in sorted(grid.coord(rank) for rank in range(grid.world)):
+        found[key(coord)] = (*found.get(key(coord), ()), grid.rank(coord))
+    return found
 
 
 # Ranks and coordinates
@@ -82,7 +84,7 @@ def test_an_unknown_group_is_refused() -> None:
 
 
 @given(grids())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_named_group_partitions_the_world_in_order_of_coordinates(grid: Grid) -> None:
     for name in NAMES:
         groups = grid.groups(name)
@@ -108,15 +110,16 @@ def test_groups_are_what_their_meaning_says(grid: Grid) -> None:
         "kv": lambda c: (c.dp, c.pp, c.cp, c.tp // copies),
     }
     for name, key in meaning.items():
+        expected = brute_force(grid, key)
         for rank in range(grid.world):
-            assert grid.group(name, rank) == alike(grid, rank, key), (name, rank)
+            assert grid.group(name, rank) == expected[key(grid.coord(rank))], (name, rank)
     assert grid.group("world", 0) == tuple(range(grid.world))
 
 
 @given(grids())
 @settings(max_examples=30, deadline=None)
 def test_shards_and_their_copies_make_up_the_batch(grid: Grid) -> None:
-    """One ZeRO group holds each shard once; the ranks of a replicate group hold the same shard of different replicas."""
+    """A ZeRO group holds each shard once; the ranks of a replicate group hold the same shard, each of its replica."""
     layout = grid.layout
     for rank in range(grid.world):
         zero, replicate = grid.group("zero", rank), grid.group("replicate", rank)
@@ -136,9 +139,7 @@ def test_the_zero_group_is_the_nearer_part_of_dp() -> None:
 @pytest.mark.parametrize(("kv_heads", "tp"), [(1, 4), (2, 4), (2, 8), (4, 4), (8, 2)])
 def test_the_kv_group_is_the_ranks_that_hold_the_same_head(kv_heads: int, tp: int) -> None:
     """R36: with fewer KV heads than TP ranks the group over which their gradient is summed is not all of TP."""
-    spec = ModelSpec(
-        name="gqa", hidden=16, layers=1, heads=8, kv_heads=kv_heads, head_dim=2, ffn=8, vocab=8, context=8
-    )
+    spec = ModelSpec(name="gqa", hidden=16, layers=1, heads=8, kv_heads=kv_heads, head_dim=2, ffn=8, vocab=8, context=8)
     key = decoder(spec).parameters["layers.0.k.weight"]
     layout = Layout(tp=tp, dp=2)
     held = [localise(key, layout, rank) for rank in range(tp)]
@@ -211,7 +212,7 @@ def test_pipeline_stages_talk_to_their_neighbours_only() -> None:
 
 
 def test_llama_3_405b_maps_each_axis_to_its_network() -> None:
-    """16,384 GPUs as Llama 3 had them: TP on NVLink, neighbouring stages under a leaf, data parallelism over the spine."""
+    """16,384 GPUs: TP on NVLink, neighbouring stages under a leaf, data parallelism over the spine."""
     grid = Grid(Layout(tp=8, pp=16, dp=128))
     assert {name: grid.worst_tier(name) for name in ("tp", "pp", "dp")} == {
         "tp": Tier.NVLINK,
@@ -228,14 +229,11 @@ def test_llama_3_405b_maps_each_axis_to_its_network() -> None:
 @settings(max_examples=60, deadline=None)
 def test_tensor_parallelism_across_nodes_is_reported_and_only_then(grid: Grid) -> None:
     """R45: a warning wherever a TP group holds ranks of two nodes, whatever the rank order."""
-    node = [rank // grid.cluster.gpus_per_node for rank in range(grid.world)]
-    crosses = any(
-        node[rank] != node[other]
-        for rank in range(grid.world)
-        for other in range(grid.world)
-        if grid.coord(rank)[:3] == grid.coord(other)[:3]
-    )
-    assert ("parallel.tp" in {problem.key for problem in golden_rules(grid)}) == crosses
+    nodes: dict[Coord, set[int]] = {}
+    for rank in range(grid.world):
+        nodes.setdefault(grid.coord(rank)._replace(tp=0), set()).add(rank // grid.cluster.gpus_per_node)
+    crosses = any(len(held) > 1 for held in nodes.values())
+    assert any("tensor-parallel" in problem.reason for problem in golden_rules(grid)) == crosses
 
 
 def test_the_warning_names_the_node_the_tier_and_the_degrees_that_fit() -> None:
@@ -248,27 +246,33 @@ def test_the_warning_names_the_node_the_tier_and_the_degrees_that_fit() -> None:
 def test_a_rank_order_that_spreads_tp_is_not_blamed_on_its_degree() -> None:
     """R45: TP 2 fits into a node; it is the order that must change, so the way out cannot be `parallel.tp = 2`."""
     (problem,) = golden_rules(Grid(Layout(tp=2, dp=8, order=("tp", "dp", "pp", "cp"))))
-    assert problem.key == "parallel.order"
-    assert problem.legal == (" ".join(AXES),)
+    assert (problem.key, problem.legal) == ("parallel.order", ("dp pp cp tp",))
+    assert "tensor-parallel" in problem.reason
 
 
 def test_stages_that_cross_the_spine_in_place_of_data_parallelism_are_reported() -> None:
     order: tuple[Axis, ...] = ("pp", "dp", "cp", "tp")
-    (problem,) = golden_rules(Grid(Layout(tp=4, pp=4, dp=2, order=order), CLUSTER))
+    (problem,) = golden_rules(Grid(Layout(tp=4, pp=2, dp=2, order=order), CLUSTER))
     assert (problem.key, problem.value, problem.legal) == ("parallel.order", "pp dp cp tp", ("dp pp cp tp",))
-    assert golden_rules(Grid(Layout(tp=4, pp=2, dp=4), CLUSTER)) == []
+    assert golden_rules(Grid(Layout(tp=4, pp=2, dp=2), CLUSTER)) == []
+
+
+def test_a_pipeline_longer_than_a_leaf_has_nothing_to_exchange() -> None:
+    """With one replica, or in the usual order, another order would not take the stages off the spine."""
+    assert golden_rules(Grid(Layout(tp=8, pp=64))) == []
+    assert golden_rules(Grid(Layout(tp=8, pp=64, dp=2))) == []
 
 
 @given(grids())
-@settings(max_examples=60, deadline=None)
-def test_a_warning_never_advises_what_is_there_already(grid: Grid) -> None:
-    """A pipeline longer than a leaf crosses the spine in any order: then there is nothing to exchange."""
+@settings(max_examples=80, deadline=None)
+def test_whoever_does_as_told_is_not_told_again(grid: Grid) -> None:
+    """Each way out that a warning offers takes that warning away."""
     for problem in golden_rules(grid):
-        assert problem.value not in problem.legal
-
-
-def test_one_long_pipeline_has_nothing_to_exchange() -> None:
-    assert golden_rules(Grid(Layout(tp=8, pp=64))) == []
+        assert problem.legal
+        for value in problem.legal:
+            change = {"order": tuple(str(value).split())} if problem.key == "parallel.order" else {"tp": value}
+            mended = Grid(replace(grid.layout, **change), grid.cluster)
+            assert problem.key not in {left.key for left in golden_rules(mended)}
 
 
 # Size
@@ -281,16 +285,16 @@ def test_sixteen_thousand_ranks_take_no_time(layout: Layout) -> None:
     golden_rules(grid)
     for name in NAMES:
         grid.group(name, 9999)
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 1.5
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_groups_of_an_axis_cost_what_their_members_cost(name: str) -> None:
-    """A long axis that a group does not lie along must not be walked: 4,096 data-parallel ranks, no axis but dp."""
-    grid = Grid(Layout(dp=2048, dp_replicate=2048))
+@pytest.mark.parametrize("name", ["tp", "kv", "zero", "replicate"])
+def test_a_group_costs_what_its_members_cost(name: str) -> None:
+    """Groups of one rank on an axis of 1,024: walking the axis for each of them would take a million steps."""
+    grid = Grid(Layout(dp=1024, dp_replicate=1 if name == "replicate" else 1024))
     start = time.process_time()
-    assert sum(map(len, grid.groups(name))) == 2048
-    assert time.process_time() - start < 0.5
+    assert grid.groups(name) == [(rank,) for rank in range(1024)]
+    assert time.process_time() - start < 0.25
 
 
 # Picture

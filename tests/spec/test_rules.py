@@ -7,10 +7,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from trigrid.blueprint import decoder
 from trigrid.spec.job import Batch, Job, Run
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec, RopeScaling
-from trigrid.spec.rules import LARGEST_COUNT, RANGES, Range, check, check_trainable, warnings
+from trigrid.spec.rules import RANGES, Range, check, check_trainable, warnings
 
 SOUND = Job(
     model=ModelSpec(
@@ -30,7 +31,7 @@ def changed(changes: dict[str, Any], job: Any = SOUND) -> Any:
     return job
 
 
-COUNT = f"must be from 1 to {LARGEST_COUNT}; nearest legal: 1"
+COUNT = f"must be from 1 to {2**31 - 1}; nearest legal: 1"
 SCALING = RopeScaling(factor=8.0)
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
@@ -38,10 +39,10 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"model.hidden": 0}, [f"model.hidden = 0: {COUNT}"]),
     ({"batch.micro_batch": -3}, [f"batch.micro_batch = -3: {COUNT}"]),
     ({"cluster.gpus_per_node": 0}, [f"cluster.gpus_per_node = 0: {COUNT}"]),
-    ({"run.steps": 2**31}, [f"run.steps = {2**31}: must be from 1 to {LARGEST_COUNT}; nearest legal: {LARGEST_COUNT}"]),
+    ({"run.steps": 2**31}, [f"run.steps = {2**31}: must be from 1 to {2**31 - 1}; nearest legal: {2**31 - 1}"]),
     (
         {"optimizer.warmup_steps": -1},
-        [f"optimizer.warmup_steps = -1: must be from 0 to {LARGEST_COUNT}; nearest legal: 0"],
+        [f"optimizer.warmup_steps = -1: must be from 0 to {2**31 - 1}; nearest legal: 0"],
     ),
     ({"run.seed": -1}, [f"run.seed = -1: must be from 0 to {2**63 - 1}; nearest legal: 0"]),
     (
@@ -65,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"data.corpus": ()},
         ['data.corpus = []: must name at least one corpus, none of them empty; nearest legal: ["stdlib"]'],
     ),
-    ({"parallel.stage_layers": (5, -1)}, [f"parallel.stage_layers = [5, -1]: each must be from 0 to {LARGEST_COUNT}"]),
+    ({"parallel.stage_layers": (5, -1)}, [f"parallel.stage_layers = [5, -1]: each must be from 0 to {2**31 - 1}"]),
     # two sins are both told
     ({"model.heads": 0, "run.steps": 0}, [f"model.heads = 0: {COUNT}", f"run.steps = 0: {COUNT}"]),
     # model
@@ -126,6 +127,13 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"parallel.pp": 4, "parallel.stage_layers": (2, 0, 2, 0)},
         [
             "parallel.stage_layers = [2, 0, 2, 0]: stage 1 would hold nothing: only the first has the embedding and "
+            "the last the head; nearest legal: [] (as even as possible)"
+        ],
+    ),
+    (
+        {"parallel.pp": 4, "parallel.stage_layers": (2, 2, 0, 0)},
+        [
+            "parallel.stage_layers = [2, 2, 0, 0]: stage 2 would hold nothing: only the first has the embedding and "
             "the last the head; nearest legal: [] (as even as possible)"
         ],
     ),
@@ -236,12 +244,11 @@ def test_every_float_has_a_range_and_every_range_a_field() -> None:
 
 
 def test_the_default_split_leaves_no_stage_empty() -> None:
-    blueprint = pytest.importorskip("trigrid.blueprint")
     for layers in range(1, 12):
         for pp in range(1, layers + 5):
             job = changed({"model.layers": layers, "parallel.pp": pp})
             refused = "parallel.pp" in [p.key for p in check(job)]
-            assert refused == any(not blueprint.decoder(job.model).stage(job.parallel, stage) for stage in range(pp))
+            assert refused == any(not decoder(job.model).stage(job.parallel, stage) for stage in range(pp))
 
 
 def test_range() -> None:
@@ -260,6 +267,7 @@ def test_trainable() -> None:
 
 WARNED: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
+    ({"parallel.pp": 4}, []),  # as many microbatches as stages
     (
         {"parallel.pp": 6},
         [

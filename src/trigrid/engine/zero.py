@@ -43,6 +43,7 @@ class Bucket:
 
     `held` is the range of elements that this rank's optimizer updates: its shard, or everything under ZeRO-0.
     `master` holds their weights, a view of the full weights where these have the same format and are kept.
+    `weights` are the full weights in the compute format, None while they are given up.
     """
 
     def __init__(
@@ -62,18 +63,18 @@ class Bucket:
         self.shard = (start, start + layout.shard_numel)
         self.held = self.shard if policy.shard_optimizer else (0, layout.numel)
 
-        self._weights: Tensor | None = None
+        self.weights: Tensor | None = None
         if policy.shard_weights:
             self.master = torch.zeros(layout.shard_numel, dtype=dtypes.master, device=device)
             self._fill(self.master, self.shard, initialise)
         else:
-            self._weights = torch.zeros(layout.numel, dtype=dtypes.compute, device=device)
+            self.weights = torch.zeros(layout.numel, dtype=dtypes.compute, device=device)
             if dtypes.compute == dtypes.master:
-                self._fill(self._weights, (0, layout.numel), initialise)
-                self.master = self._weights[self.held[0] : self.held[1]]
+                self._fill(self.weights, (0, layout.numel), initialise)
+                self.master = self.weights[self.held[0] : self.held[1]]
             else:
                 self.master = torch.zeros(self.held[1] - self.held[0], dtype=dtypes.master, device=device)
-                self._fill(self._weights, (0, layout.numel), initialise, (self.master, self.held))
+                self._fill(self.weights, (0, layout.numel), initialise, (self.master, self.held))
 
         kept = layout.shard_numel if policy.reduce_per_microbatch else layout.numel
         self._gradients = torch.zeros(kept, dtype=dtypes.reduce, device=device)
@@ -104,8 +105,8 @@ class Bucket:
 
     def open(self) -> None:
         """Make the full weights present."""
-        if self._weights is None:
-            self._weights = self._gather()
+        if self.weights is None:
+            self.weights = self._gather()
 
     def close(self) -> None:
         """The unit is through with the weights for now."""
@@ -115,7 +116,7 @@ class Bucket:
     def release(self) -> None:
         """Give up full weights that can be gathered again."""
         if self.policy.shard_weights:
-            self._weights = None
+            self.weights = None
 
     def _gather(self) -> Tensor:
         shard = self.master.to(self.dtypes.gather)
@@ -128,18 +129,17 @@ class Bucket:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether `tensor` is a view of the open weights."""
-        weights = self._weights
-        return weights is not None and tensor.untyped_storage()._cdata == weights.untyped_storage()._cdata
+        return self.weights is not None and _same_storage(tensor, self.weights)
 
     def view(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """A view of the open weights; the bucket must have been opened."""
-        assert self._weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
-        return self._weights.as_strided(shape, stride, offset)
+        assert self.weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
+        return self.weights.as_strided(shape, stride, offset)
 
     def weight(self, index: int) -> Tensor:
-        assert self._weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
+        assert self.weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
         entry = self.layout.entries[index]
-        return self._weights[entry.offset : entry.stop].view(entry.local.shape)
+        return self.weights[entry.offset : entry.stop].view(entry.local.shape)
 
     # Gradients
 
@@ -206,13 +206,13 @@ class Bucket:
         if self.policy.shard_weights:
             self.release()
         elif self.policy.shard_optimizer:
-            assert self._weights is not None
+            assert self.weights is not None
             gathered = self._gather()
             if self._comm.group("zero").size > 1 or self.dtypes.compute != self.dtypes.master:
-                self._weights.copy_(gathered)
+                self.weights.copy_(gathered)
         elif self.dtypes.compute != self.dtypes.master:
-            assert self._weights is not None
-            self._weights.copy_(self.master)
+            assert self.weights is not None
+            self.weights.copy_(self.master)
 
     def live_bytes(self) -> Ledger:
         """State alive now, from the storages themselves; a storage that serves two purposes counts once."""
@@ -228,11 +228,16 @@ class Bucket:
 
         return Ledger(
             {
-                "weights": count(self._weights),
+                "weights": count(self.weights),
                 "master": count(self.master),
                 "gradients": count(self._gradients, self._transient),
             }
         )
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    # By the storage object: fake tensors, which the dry run uses, have no data pointer.
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _shifted(runs: tuple[Run, ...], start: int, stop: int) -> tuple[Run, ...]:

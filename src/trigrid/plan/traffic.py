@@ -1,0 +1,126 @@
+"""Every collective and message of one training step of one rank, counted: calls and payload bytes by axis and kind.
+
+The payload is the whole array, as in the engine's own count: what an all-gather yields, what a reduce-scatter takes. A group of
+one rank moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal, NamedTuple, Protocol
+
+from trigrid.blueprint import decoder
+from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, stage_buckets
+from trigrid.grid import Grid, grid_of
+from trigrid.schedule import make_schedule, receives, sends_to
+from trigrid.spec.job import Job
+from trigrid.spec.layout import ZeroPolicy, zero_policy
+from trigrid.spec.precision import FORMAT_BYTES, PRECISIONS
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "receive"]
+WIDE_BYTES = 8
+
+
+class Count(NamedTuple):
+    calls: int
+    payload_bytes: int
+
+
+Traffic = dict[tuple[str, Kind], Count]
+
+
+def step_traffic(job: Job, rank: int) -> Traffic:
+    """What the engine's step moves on `rank`."""
+    grid = grid_of(job)
+    found: dict[tuple[str, Kind], list[int]] = defaultdict(lambda: [0, 0])
+
+    def add(axis: str, kind: Kind, payload_bytes: int, calls: int = 1) -> None:
+        if calls and payload_bytes and len(grid.group(axis, rank)) > 1:
+            found[axis, kind][0] += calls
+            found[axis, kind][1] += calls * payload_bytes
+
+    at = grid.coord(rank)
+    buckets, units = stage_buckets(decoder(job.model).stage(job.parallel, at.pp), job.parallel, at.tp)
+    microbatches = job.batch.microbatches(job.parallel)
+    policy = zero_policy(job.parallel)
+    add("batch", "all_reduce", WIDE_BYTES)  # valid tokens
+    for unit in units:
+        _tensor_parallel(job, unit, microbatches, add)
+    for bucket in buckets.values():
+        users = sum(any(name == bucket.name for name, _ in unit.places) for unit in units)
+        _zero(job, bucket, policy, users, microbatches, add)
+    _boundaries(job, at.pp, microbatches, add)
+    _finish(job, grid, rank, buckets, policy, add)
+    return {key: Count(*count) for key, count in found.items()}
+
+
+class Add(Protocol):
+    """Counts calls of one transfer, each with the same payload."""
+
+    def __call__(self, axis: str, kind: Kind, payload_bytes: int, calls: int = 1) -> None: ...
+
+
+def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add) -> None:
+    """Regions of a unit (Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2): entering gathers, leaving sums; backward
+    does the other. Full recomputation runs the forward twice."""
+    compute = FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
+    tokens = job.batch.micro_batch * job.batch.sequence
+    activation = tokens * job.model.hidden * compute
+    forwards = microbatches * (2 if job.parallel.recompute == "full" else 1)
+    enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "head": (1, 0)}[placed.unit.kind]
+    if job.parallel.sequence_parallel:
+        add("tp", "all_gather", activation, enters * forwards + leaves * microbatches)
+        add("tp", "reduce_scatter", activation, leaves * forwards + enters * microbatches)
+    else:
+        add("tp", "all_reduce", activation, leaves * forwards + enters * microbatches)
+    if placed.unit.kind == "head":
+        wide = max(compute, FORMAT_BYTES["fp32"])
+        add("tp", "all_reduce", tokens * wide, forwards)  # largest logit
+        add("tp", "all_reduce", 2 * tokens * wide, forwards)  # sum of exponentials, the label's logit
+
+
+def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, users: int, microbatches: int, add: Add) -> None:
+    """A bucket used by `users` units: gradients once per step or per backward, weights once per step or per use."""
+    precision = PRECISIONS[job.run.precision]
+    gradients = bucket.numel * FORMAT_BYTES[precision.reduce]
+    weights = bucket.numel * FORMAT_BYTES[precision.gather]
+    passes = users * microbatches
+    if policy.reduce_per_microbatch:
+        add("zero", "reduce_scatter", gradients, passes)
+    else:
+        add("zero", "reduce_scatter" if policy.shard_optimizer else "all_reduce", gradients)
+    if policy.gather_per_use:
+        add("zero", "all_gather", weights, 2 * passes)
+    elif policy.shard_optimizer:
+        add("zero", "all_gather", weights)
+    held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
+    add("replicate", "all_reduce", held * FORMAT_BYTES[precision.reduce])
+
+
+def _boundaries(job: Job, pp_rank: int, microbatches: int, add: Add) -> None:
+    """Activations and their gradients between stages, from the schedule itself."""
+    schedule = make_schedule(job.parallel.schedule, job.parallel.pp, microbatches)
+    cut = job.parallel.tp if job.parallel.sequence_parallel else 1
+    tokens = job.batch.micro_batch * job.batch.sequence // cut
+    boundary = tokens * job.model.hidden * FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
+    for action in schedule.ranks[pp_rank]:
+        add("pp", "send", boundary, int(sends_to(schedule, action) is not None))
+        add("pp", "receive", boundary, int(receives(schedule, action) is not None))
+
+
+def _finish(job: Job, grid: Grid, rank: int, buckets: dict[str, BucketLayout], policy: ZeroPolicy, add: Add) -> None:
+    """Partial gradients over TP, the tied embedding, and the one all-reduce of norm², flag and loss."""
+    reduce = FORMAT_BYTES[PRECISIONS[job.run.precision].reduce]
+    shard = grid.group("zero", rank).index(rank)
+
+    def held(bucket: BucketLayout) -> tuple[Run, ...]:
+        return bucket.shard_runs(shard) if policy.shard_optimizer else bucket.runs
+
+    for group in ("tp", "kv"):
+        parts = [run.stop - run.start for b in buckets.values() for run in held(b) if run.sum_group == group]
+        add(group, "all_reduce", sum(parts) * reduce)
+    for bucket in buckets.values():
+        if bucket.tied:
+            numel = bucket.shard_numel if policy.shard_optimizer else bucket.numel
+            add("tied", "all_reduce", numel * reduce)
+    add("world", "all_reduce", 3 * WIDE_BYTES)

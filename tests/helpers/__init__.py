@@ -1,0 +1,1 @@
+"""What several tests share, importable in the worker processes too."""

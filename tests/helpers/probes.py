@@ -1,0 +1,126 @@
+"""What tests run inside worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from trigrid.check.census import Census
+from trigrid.check.parity import batch, share
+from trigrid.engine.comm import Comm
+from trigrid.engine.finish import StepResult
+from trigrid.engine.zero import Bucket
+from trigrid.grid import grid_of
+from trigrid.ledger import Ledger
+from trigrid.models.build import build_engine
+from trigrid.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Seen:
+    """state after a step, peaks within it, the traffic of the second step, the largest bucket, units that survived."""
+
+    state: Ledger
+    peak: dict[str, int]
+    traffic: dict[tuple[str, str], tuple[int, int]]
+    volume_bytes: int
+    stage_numel: int
+    largest_numel: int
+    survivors: set[str]
+
+
+def watch(rank: int, job: Job, hoarder: str = "") -> Seen:
+    """Two steps of one rank, and what they held and moved. The unit `hoarder` keeps a view of one of its weights."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    census = Census(engine)
+    hoard = []
+    for unit in engine.stage.units:
+        if unit.name == hoarder:
+            function = unit._function
+            unit._function = lambda w, x, mb, function=function: hoard.append(w["q"].detach()) or function(w, x, mb)
+    for step in range(2):
+        comm.traffic.clear()
+        engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, step)), 1e-3)
+    sizes = [bucket.layout.numel for bucket in engine.buckets.values()]
+    return Seen(
+        engine.live_bytes(),
+        census.peak,
+        {(t.axis, t.kind): (n, comm.traffic.payload_bytes[t]) for t, n in comm.traffic.calls.items()},
+        comm.traffic.volume_bytes("zero"),
+        sum(sizes),
+        max(sizes),
+        census.survivors,
+    )
+
+
+@dataclass(frozen=True)
+class Guarded:
+    result: StepResult
+    unchanged: bool
+    later: StepResult
+
+
+def poison(rank: int, job: Job, culprit: int, parameter: str, value: float) -> Guarded:
+    """One good step, one in which `culprit`'s own gradient of `parameter` has one bad element, one good step."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+
+    def step(number: int) -> StepResult:
+        return engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, number)), 1e-3)
+
+    step(0)
+    before = _state(engine.buckets)
+    with _poisoned(parameter if rank == culprit else "", value):
+        result = step(1)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, _state(engine.buckets), strict=True))
+    return Guarded(result, unchanged, step(2))
+
+
+def _state(buckets: dict[str, Bucket]) -> list[Tensor]:
+    held = [bucket.master for bucket in buckets.values()] + [
+        bucket.weights for bucket in buckets.values() if bucket.weights is not None
+    ]
+    return [tensor.clone() for tensor in held]
+
+
+@contextmanager
+def _poisoned(parameter: str, value: float) -> Iterator[None]:
+    add = Bucket.add_gradient
+
+    def bad(self: Bucket, index: int, gradient: Tensor) -> None:
+        if self.layout.entries[index].local.parameter.name == parameter:
+            gradient = gradient.clone()
+            gradient.view(-1)[-1] = value
+        add(self, index, gradient)
+
+    with patch.object(Bucket, "add_gradient", bad):
+        yield
+
+
+def evaluate_between(rank: int, job: Job) -> tuple[list[float], list[float]]:
+    """Losses of three steps, and of the same three steps with a validation before each."""
+    losses: list[list[float]] = []
+    for validating in (False, True):
+        comm = Comm(grid_of(job), rank)
+        engine = build_engine(job, comm, torch.device("cpu"))
+        losses.append([])
+        for step in range(3):
+            rows = [share(rows, job, comm.coord.dp) for rows in batch(job, step)]
+            if validating:
+                engine.evaluate(*(part[:1] for part in rows))
+            losses[-1].append(engine.step(rows[0], rows[1], 1e-2).loss)
+    return losses[0], losses[1]
+
+
+def evaluate_and_train(rank: int, job: Job) -> tuple[float, float]:
+    """The validation loss of a batch, and the training loss of the same batch."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    rows = [share(rows, job, comm.coord.dp) for rows in batch(job, 0)]
+    return engine.evaluate(*rows), engine.step(rows[0], rows[1], 1e-2).loss
