@@ -30,7 +30,10 @@ app = App(
 
 JobFile = Annotated[Path, Parameter(help="The job, a TOML file.")]
 Overrides = Annotated[
-    str, Parameter(allow_leading_hyphen=True, help="Values that replace those of the file: `--parallel.tp 4`, or short `--tp 4`.")
+    str,
+    Parameter(
+        allow_leading_hyphen=True, help="Values that replace those of the file: `--parallel.tp 4`, or short `--tp 4`."
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
@@ -39,19 +42,23 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the res
 def train(
     job: JobFile,
     *overrides: Overrides,
-    dry_run: Annotated[bool, Parameter(negative="", help="Print the resolved job and the grid, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Print the resolved job and the grid, start nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a job on this machine, or as a rank of a launcher that started this process.
 
     Started by hand it runs torchrun for all ranks of the layout. Under torchrun or srun it joins as one of their ranks.
 
-    Examples:
+    **Examples**
 
-        trigrid train examples/tiny-3d.toml
-        trigrid train examples/tiny-3d.toml --parallel.tp 4 --parallel.pp 1 --steps 20
-        trigrid train examples/tiny-3d.toml --dry-run
-        torchrun --nproc-per-node 8 -m trigrid train examples/tiny-3d.toml
+    ```
+    trigrid train examples/tiny-3d.toml
+    trigrid train examples/tiny-3d.toml --parallel.tp 4 --parallel.pp 1 --steps 20
+    trigrid train examples/tiny-3d.toml --dry-run
+    torchrun --nproc-per-node 8 -m trigrid train examples/tiny-3d.toml
+    ```
     """
     from trigrid.grid import golden_rules, grid_of
     from trigrid.job import dump_job, load_job
@@ -107,14 +114,16 @@ def parity(
 ) -> None:
     """Compare layouts with the single process, parameter by parameter, over three steps.
 
-    In fp64 gradients must agree to 1e-10, weights to 1e-9, the loss to 1e-12; in fp32 the first step's gradients to 1e-5; in bf16
-    a layout may be 1.25 times as far from fp32 as the single process. Exits with 1 where one does not.
+    In fp64 gradients must agree to 1e-10, weights to 1e-9, the loss to 1e-12; in fp32 the first step's gradients to
+    1e-5; in bf16 a layout may be 1.25 times as far from fp32 as the single process. Exits with 1 where one does not.
 
-    Examples:
+    **Examples**
 
-        trigrid parity examples/parity.toml
-        trigrid parity examples/parity.toml --layouts tp2pp2dp2 --zero 3
-        trigrid parity examples/parity.toml --world 4 --dtype fp32 --model.tied true
+    ```
+    trigrid parity examples/parity.toml
+    trigrid parity examples/parity.toml --layouts tp2pp2dp2 --zero 3
+    trigrid parity examples/parity.toml --world 4 --dtype fp32 --model.tied true
+    ```
     """
     from trigrid.check.matrix import choose, run_matrix, verdict_table
     from trigrid.job import load_job
@@ -136,17 +145,22 @@ def parity(
 def prove(
     job: JobFile,
     *overrides: Overrides,
-    rank: Annotated[int | None, Parameter(help="The rank to run; by default one in the middle of the pipeline.")] = None,
+    rank: Annotated[
+        int | None, Parameter(help="The rank to run; by default one in the middle of the pipeline.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run the real training program of one rank of a job of any size, without GPUs and without its peers.
 
-    State and communication are counted from the program itself and laid beside the prediction; exits with 1 where they differ.
+    State and communication are counted from the program itself and laid beside the prediction; exits with 1 where
+    they differ.
 
-    Examples:
+    **Examples**
 
-        trigrid prove examples/llama3-405b.toml
-        trigrid prove examples/llama3-405b.toml --zero 3 --rank 0
+    ```
+    trigrid prove examples/llama3-405b.toml
+    trigrid prove examples/llama3-405b.toml --zero 3 --rank 0
+    ```
     """
     from trigrid.check.prove import prove as run
     from trigrid.job import load_job

@@ -13,8 +13,9 @@ Groups
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from trigrid.errors import Problem
@@ -40,7 +41,7 @@ class Grid:
     """
 
     layout: Layout
-    cluster: Cluster = Cluster()
+    cluster: Cluster = field(default_factory=Cluster)
     kv_copies: int = 1
 
     @property
@@ -129,7 +130,7 @@ class Grid:
         """The slowest tier over all groups called `name`; for "pp" between neighbouring stages only."""
         groups = self.groups(name)
         if name == "pp":
-            groups = [pair for g in groups for pair in zip(g, g[1:], strict=False)]
+            groups = [pair for g in groups for pair in pairwise(g)]
         return max((self.tier(g) for g in groups), default=Tier.LOCAL)
 
     def picture(self) -> str:

@@ -32,9 +32,10 @@ class Ledger:
 def state_between_steps(bucket: BucketLayout, shard: int, policy: ZeroPolicy, precision: Precision) -> Ledger:
     """State that the holder of shard number `shard` has of `bucket` between two optimizer steps.
 
-    weights: in the compute format, full, or none where ZeRO-3 keeps only the master shard. master: the optimizer's copy, nothing
-    where the weights themselves serve. gradients: what persists over a step, full or the shard.
-    optimizer: AdamW's two moments, of parameters only: padding has none. (Rajbhandari 2020, section 5, with this engine's formats.)
+    weights: in the compute format, full, or none where ZeRO-3 keeps only the master shard. master: the optimizer's
+    copy, nothing where the weights themselves serve. gradients: what persists over a step, full or the shard.
+    optimizer: AdamW's two moments, of parameters only: padding has none. (Rajbhandari 2020, section 5, with this
+    engine's formats.)
     """
     held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
     compute, master = FORMAT_BYTES[precision.compute], FORMAT_BYTES[precision.master]

@@ -38,7 +38,8 @@ def label(job: Job) -> str:
 
 @pytest.mark.parametrize("job", jobs(), ids=label)
 def test_predicted_equals_measured(pool: Pool, job: Job) -> None:
-    """State bytes from live storages, collective calls and bytes, on every rank; R54: ZeRO-1, 2 and 3 under a pipeline."""
+    """State bytes from live storages, collective calls and bytes, on every rank; R54: ZeRO-1, 2 and 3 under a
+    pipeline."""
     for rank, seen in enumerate(pool.run(watch, job.parallel.world, job)):
         assert {k: seen.state[k] for k in STATE} == {k: rank_state(job, rank)[k] for k in STATE}, rank
         assert seen.traffic == {k: tuple(v) for k, v in step_traffic(job, rank).items()}, rank

@@ -106,9 +106,7 @@ def test_replicated_shards(pool: Pool, references: References, zero: int) -> Non
 
 @pytest.mark.parametrize("micro_batch", [2, 4])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_accumulation_does_not_matter(
-    pool: Pool, references: References, schedule: str, micro_batch: int
-) -> None:
+def test_accumulation_does_not_matter(pool: Pool, references: References, schedule: str, micro_batch: int) -> None:
     """R01, R04: equal global batches give equal gradients and norms, however they are cut into microbatches."""
     job = small_job(named("pp2dp2", schedule=schedule))
     one_by_one = references.of(job)

@@ -10,10 +10,9 @@ from trigrid.spec.model import ModelSpec
 
 
 def small_job(layout: Layout, *, precision: str = "fp64", **model: object) -> Job:
-    """Six layers, eight heads over two KV heads, a vocabulary of 61; eight sequences a step, clipped at a norm of 0.5."""
-    spec = ModelSpec(
-        name="small", hidden=32, layers=6, heads=8, kv_heads=2, head_dim=8, ffn=48, vocab=61, context=64
-    )
+    """Six layers, eight heads over two KV heads, a vocabulary of 61; eight sequences a step, clipped at a norm of
+    0.5."""
+    spec = ModelSpec(name="small", hidden=32, layers=6, heads=8, kv_heads=2, head_dim=8, ffn=48, vocab=61, context=64)
     return Job(
         model=replace(spec, **model),  # type: ignore[arg-type]
         batch=Batch(global_batch=8, sequence=16),

@@ -53,7 +53,9 @@ def bucket_boundary_off_by_one() -> Iterator[None]:
     """The optimizer's stretches of a shard begin one element late."""
 
     def runs(all_runs: Any, start: int, stop: int) -> Any:
-        return tuple(replace(run, start=run.start + 1) for run in shifted(all_runs, start, stop) if run.stop - run.start > 1)
+        return tuple(
+            replace(run, start=run.start + 1) for run in shifted(all_runs, start, stop) if run.stop - run.start > 1
+        )
 
     with patch.object(zero, "_shifted", runs):
         yield
@@ -72,4 +74,3 @@ def _without_sums_over(axis: str) -> Any:
         return tuple(replace(run, sum_group="none") if run.sum_group == axis else run for run in held_runs(self))
 
     return runs
-

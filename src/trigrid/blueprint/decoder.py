@@ -16,7 +16,8 @@ INIT_STD = 0.02
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of the model that is gathered, recomputed and reduced as one. `parameters` in the order the code uses them."""
+    """A piece of the model that is gathered, recomputed and reduced as one. `parameters` in the order the code uses
+    them."""
 
     name: str
     kind: Literal["embedding", "llama", "gpt", "head"]
@@ -25,7 +26,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The units of a model in order, from the embedding to the head. A tied weight appears in two units under one name."""
+    """The units of a model in order, from the embedding to the head. A tied weight appears in two units under one
+    name."""
 
     spec: ModelSpec
     units: tuple[Unit, ...]
@@ -73,15 +75,11 @@ def _matrix(name: str, role: str, out: int, into: int, cut: int, pieces: int, st
 
 
 def _bias(name: str, role: str, size: int, cut: int | None, pieces: int) -> Parameter:
-    return Parameter(
-        name=f"{name}{role}.bias", role=f"{role}_bias", shape=(size,), cut=cut, pieces=pieces, decay=False
-    )
+    return Parameter(name=f"{name}{role}.bias", role=f"{role}_bias", shape=(size,), cut=cut, pieces=pieces, decay=False)
 
 
 def _norm(name: str, role: str, size: int, partial: Literal["always", "sequence"] = "sequence") -> Parameter:
-    return Parameter(
-        name=f"{name}{role}.weight", role=role, shape=(size,), partial=partial, decay=False, fill=1.0
-    )
+    return Parameter(name=f"{name}{role}.weight", role=role, shape=(size,), partial=partial, decay=False, fill=1.0)
 
 
 def _llama_block(spec: ModelSpec, at: str) -> tuple[Parameter, ...]:
@@ -141,7 +139,9 @@ def _embedding(spec: ModelSpec) -> Unit:
 
 
 def _head(spec: ModelSpec) -> Unit:
-    norm = _layer_norm("", "final_norm", spec.hidden) if spec.block == "gpt" else (_norm("", "final_norm", spec.hidden),)
+    norm = (
+        _layer_norm("", "final_norm", spec.hidden) if spec.block == "gpt" else (_norm("", "final_norm", spec.hidden),)
+    )
     name = "embedding.weight" if spec.tied else "head.weight"
     return Unit("head", "head", (*norm, _vocabulary(name, "head", spec)))
 

@@ -1,4 +1,5 @@
-"""One parameter of the model: declared once, read by the planner, initialisation, synchronisation, norm and checkpoints."""
+"""One parameter of the model: declared once, read by the planner, initialisation, synchronisation, norm and
+checkpoints."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Parameter:
 class LocalParameter:
     """The slice of a parameter that one TP rank holds.
 
-    shape: of the local tensor; box: the (start, stop) of each global dimension that it covers, smaller than `shape` where
-    the parameter is padded (padding stays zero). sum_group: the ranks over which gradients must be added.
+    shape: of the local tensor; box: the (start, stop) of each global dimension that it covers, smaller than `shape`
+    where the parameter is padded (padding stays zero). sum_group: the ranks over which gradients must be added.
     copies: TP ranks that hold the same box; owned: whether this rank stands for them in sums over the model.
     """
 

@@ -1,16 +1,17 @@
-"""Watches an engine's buckets: the most that is ever alive of weights and gradients, and that what is given up really dies."""
+"""Watches an engine's buckets: the most that is ever alive of weights and gradients, and that what is given up really
+dies."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import Bucket
 from trigrid.ledger import Ledger
-
 
 # A collective's thread lets go of the array it has filled a moment after the collective is done.
 PATIENCE_S = 1.0
@@ -36,7 +37,7 @@ class Census:
         def checked_release() -> None:
             held = bucket.weights
             gathered = held is not None and held.untyped_storage()._cdata != bucket.master.untyped_storage()._cdata
-            watched = StorageWeakRef(held.untyped_storage()) if held is not None and gathered else None
+            watched = _weak(held) if held is not None and gathered else None
             del held
             release()
             if watched is not None and bucket.weights is None and not _expires(watched):
@@ -58,10 +59,14 @@ class Census:
             self.peak[category] = max(self.peak.get(category, 0), n)
 
 
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
 def _expires(storage: StorageWeakRef) -> bool:
     """Whether `storage` dies within PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
-    while not storage.expired():
+    while not storage.expired():  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:
             return False
         time.sleep(0.001)

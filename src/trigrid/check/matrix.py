@@ -6,36 +6,39 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast, get_args
 
 from trigrid.check.parity import Verdict, judge, judge_bf16, layouts, reference, run_rank
 from trigrid.check.pool import Pool
 from trigrid.errors import Problem, Refused
 from trigrid.report.console import duration, table
 from trigrid.spec.job import Job
-from trigrid.spec.layout import Layout
+from trigrid.spec.layout import Layout, ZeroStage
 from trigrid.spec.rules import check
 
 NAMED = re.compile(r"(tp|pp|dp)(\d+)")
 
 
 def choose(job: Job, names: str, zero: str, world: int) -> list[Layout]:
-    """The layouts that `names` ("all", or a list such as "tp2pp2dp2,tp8") and `zero` ("0,1,2,3") mean, as far as the rules
-    allow them for `job`. Raises Refused for a name that means nothing, for one that is not allowed, or if none is."""
+    """The layouts that `names` ("all", or a list such as "tp2pp2dp2,tp8") and `zero` ("0,1,2,3") mean, as far as the
+    rules allow them for `job`. Raises Refused for a name that means nothing, for one that is not allowed, or if none
+    is."""
     stages = [_stage(text) for text in zero.split(",")]
     if names == "all":
         sizes = [n for n in (1, 2, 4, 8, 16) if n <= world]
-        legal = [l for l in layouts(sizes, job.parallel, stages) if not check(replace(job, parallel=l))]
+        every = layouts(sizes, job.parallel, stages)
+        legal = [layout for layout in every if not check(replace(job, parallel=layout))]
         if not legal:
             raise Refused([Problem("--layouts", names, f"no layout of up to {world} processes suits this job")])
         return legal
     chosen = []
     for name in names.split(","):
-        degrees = dict(NAMED.findall(name))
+        degrees = {axis: int(degree) for axis, degree in NAMED.findall(name)}
         if not degrees or NAMED.sub("", name):
             raise Refused([Problem("--layouts", name, "is no layout", ("all", "tp2pp2dp2", "tp4", "pp2dp4"))])
-        shape = {axis: int(degrees.get(axis, "1")) for axis in ("tp", "pp", "dp")}
+        tp, pp, dp = (degrees.get(axis, 1) for axis in ("tp", "pp", "dp"))
         for stage in stages:
-            layout = replace(job.parallel, cp=1, dp_replicate=1, zero=stage, stage_layers=(), **shape)
+            layout = replace(job.parallel, tp=tp, pp=pp, cp=1, dp=dp, dp_replicate=1, zero=stage, stage_layers=())
             if layout.world > world:
                 raise Refused([Problem("--world", world, f"{name} takes {layout.world} processes", (layout.world,))])
             if problems := check(replace(job, parallel=layout)):
@@ -44,10 +47,11 @@ def choose(job: Job, names: str, zero: str, world: int) -> list[Layout]:
     return chosen
 
 
-def _stage(text: str) -> int:
-    if text not in ("0", "1", "2", "3"):
-        raise Refused([Problem("--zero", text, "is no ZeRO stage", (0, 1, 2, 3))])
-    return int(text)
+def _stage(text: str) -> ZeroStage:
+    for stage in get_args(ZeroStage):
+        if text == str(stage):
+            return cast(ZeroStage, stage)
+    raise Refused([Problem("--zero", text, "is no ZeRO stage", get_args(ZeroStage))])
 
 
 def run_matrix(job: Job, chosen: Sequence[Layout], say: Callable[[str], None]) -> list[Verdict]:
@@ -91,4 +95,6 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     measure = "distance ÷ alone" if verdicts[0].precision == "bf16" else "gradient"
     header = ["layout", measure, "worst parameter", "weights", "loss", "norm", ""]
     passed = sum(v.passed for v in verdicts)
-    return f"{table(header, rows)}\n{passed} of {len(verdicts)} layouts agree with one process ({verdicts[0].precision})"
+    return (
+        f"{table(header, rows)}\n{passed} of {len(verdicts)} layouts agree with one process ({verdicts[0].precision})"
+    )

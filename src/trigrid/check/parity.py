@@ -1,7 +1,8 @@
 """Every layout against the single process, by law 1.
 
-A few steps are run under each layout on the same tokens, and gradients and weights are compared parameter by parameter, wherever a
-rank holds a piece of one: every copy of a replicated or tied parameter is compared, and every element must be covered.
+A few steps are run under each layout on the same tokens, and gradients and weights are compared parameter by
+parameter, wherever a rank holds a piece of one: every copy of a replicated or tied parameter is compared, and every
+element must be covered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trigrid.engine.comm import Comm
 from trigrid.grid import Grid, grid_of
 from trigrid.models.build import build_engine
 from trigrid.spec.job import Job
-from trigrid.spec.layout import Layout
+from trigrid.spec.layout import Layout, ZeroStage
 
 STEPS = 3
 GRADIENT_LIMIT = {"fp64": 1e-10, "fp32": 1e-5}
@@ -64,8 +65,8 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Worst errors of one layout, in the measures of law 1. `parameter` has the worst gradient, or, where only the weights
-    are beyond their limit, the worst weight."""
+    """Worst errors of one layout, in the measures of law 1. `parameter` has the worst gradient, or, where only the
+    weights are beyond their limit, the worst weight."""
 
     layout: Layout
     precision: str
@@ -77,7 +78,7 @@ class Verdict:
     passed: bool
 
 
-def layouts(sizes: Sequence[int], base: Layout, stages: Sequence[int] = (0, 1, 2, 3)) -> Iterator[Layout]:
+def layouts(sizes: Sequence[int], base: Layout, stages: Sequence[ZeroStage] = (0, 1, 2, 3)) -> Iterator[Layout]:
     """Every (tp, pp, dp) whose product is one of `sizes`, for each ZeRO stage, with the other fields of `base`."""
     for world in sizes:
         divisors = [d for d in range(1, world + 1) if world % d == 0]
@@ -104,7 +105,7 @@ def batch(job: Job, step: int) -> tuple[Tensor, Tensor]:
 def share(rows: Tensor, job: Job, dp_rank: int) -> Tensor:
     """The part [microbatches, micro-batch, sequence] of a global batch that a data-parallel rank takes."""
     mine = rows.chunk(job.parallel.dp)[dp_rank]
-    return mine.unflatten(0, (-1, job.batch.micro_batch))
+    return mine.view(-1, job.batch.micro_batch, job.batch.sequence)
 
 
 def run_rank(rank: int, job: Job, sabotage: Sabotage | None = None) -> RankRun:
@@ -140,10 +141,7 @@ def reference(job: Job, pool: Pool) -> Reference:
     (run,) = pool.run(run_rank, 1, alone)
 
     def named(pieces: Pieces) -> dict[str, Array]:
-        return {
-            local.parameter.name: values.reshape(local.shape)
-            for local, _, values in _pieces(alone, 0, pieces)
-        }
+        return {local.parameter.name: values.reshape(local.shape) for local, _, values in _pieces(alone, 0, pieces)}
 
     return Reference(run.losses, run.norms, tuple(named(g) for g in run.gradients), named(run.weights))
 
@@ -172,8 +170,8 @@ def judge(job: Job, runs: Sequence[RankRun], ref: Reference) -> Verdict:
 
 
 def judge_bf16(job: Job, runs: Sequence[RankRun], ref: Reference, alone: Reference) -> Verdict:
-    """bf16: the distance of the first step's gradient to the fp32 reference `ref`, as a multiple of the single process's
-    (`alone`) distance; the multiple may be BF16_RATIO."""
+    """bf16: the distance of the first step's gradient to the fp32 reference `ref`, as a multiple of the single
+    process's (`alone`) distance; the multiple may be BF16_RATIO."""
     own = _distance({n: alone.gradients[0][n] - g for n, g in ref.gradients[0].items()}.values())
     squares = squared_errors(job, [run.gradients[0] for run in runs], ref.gradients[0])
     ratio = math.sqrt(sum(squares.values())) / own
@@ -191,7 +189,8 @@ def relative_errors(job: Job, pieces: Sequence[Pieces], ref: Mapping[str, Array]
 
 
 def squared_errors(job: Job, pieces: Sequence[Pieces], ref: Mapping[str, Array]) -> dict[str, float]:
-    """‖Δ‖² of each parameter, for its worst copy. Asserts that every copy of every parameter is covered exactly once."""
+    """‖Δ‖² of each parameter, for its worst copy. Asserts that every copy of every parameter is covered exactly
+    once."""
     layout = job.parallel
     grid = Grid(layout)
     squares: dict[tuple[str, object], float] = {}

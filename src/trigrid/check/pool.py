@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class Pool:
-    """`world` processes joined by gloo over the loopback. Use as a context manager; processes start at the first run."""
+    """`world` processes joined by gloo over the loopback. Use as a context manager; processes start at the first
+    run."""
 
     def __init__(self, world: int, timeout_s: float = 300.0):
         self.world = world
@@ -61,9 +62,9 @@ class Pool:
                 if not ready:
                     missing = sorted(pipes[pipe] for pipe in waiting)
                     raise RunFailed(f"no answer from ranks {missing} within {self._timeout_s:.0f} s")
-                for pipe in ready:
-                    assert isinstance(pipe, Connection)
-                    results[pipes[pipe]] = _receive(pipe, pipes[pipe])
+                for pipe in waiting:
+                    if pipe in ready:
+                        results[pipes[pipe]] = _receive(pipe, pipes[pipe])
         except BaseException:
             self.close()
             raise

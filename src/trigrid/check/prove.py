@@ -1,7 +1,8 @@
-"""The real training program of one rank of a job of any size, on a process group without peers and tensors without data.
+"""The real training program of one rank of a job of any size, on a process group without peers and tensors without
+data.
 
-The engine, the schedule and the optimizer are those of `trigrid train`; only the process group (torch's "fake" backend) and
-the tensors (FakeTensorMode) differ.
+The engine, the schedule and the optimizer are those of `trigrid train`; only the process group (torch's "fake"
+backend) and the tensors (FakeTensorMode) differ.
 """
 
 from __future__ import annotations
@@ -77,8 +78,14 @@ class Proof:
         total = [sum(getattr(line, side) for line in self.state) for side in ("predicted", "traced")]
         state.append(["total", *map(_gib, total), "", ""])
         traffic = [
-            [calls.name, f"{calls.predicted:,}", f"{calls.traced:,}", _gib(payload.predicted), _gib(payload.traced)]
-            + [_mark(calls) or _mark(payload)]
+            [
+                calls.name,
+                f"{calls.predicted:,}",
+                f"{calls.traced:,}",
+                _gib(payload.predicted),
+                _gib(payload.traced),
+                _mark(calls) or _mark(payload),
+            ]
             for calls, payload in zip(self.calls, self.payload, strict=True)
         ]
         kept = f"\nstill alive after being given up: {', '.join(self.survivors)}" if self.survivors else ""

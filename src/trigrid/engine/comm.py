@@ -40,7 +40,8 @@ class Transfer(NamedTuple):
 @dataclass
 class Traffic:
     """Calls and payload bytes by transfer. The payload is the whole array: what an all-gather yields, what a
-    reduce-scatter takes. An all-reduce moves its payload twice, the others once (ring algorithms, factor (n − 1)/n left out)."""
+    reduce-scatter takes. An all-reduce moves its payload twice, the others once (ring algorithms, factor (n − 1)/n
+    left out)."""
 
     calls: dict[Transfer, int] = field(default_factory=dict)
     payload_bytes: dict[Transfer, int] = field(default_factory=dict)
@@ -150,13 +151,14 @@ class Comm:
             # Gloo's own reduce-scatter is several times slower than an exchange and a local sum.
             parts = torch.empty_like(full)
             work = dist.all_to_all_single(parts, full, group=group.handle, async_op=True)
-            return Pending(work, lambda: parts.unflatten(0, (group.size, -1)).sum(0))
+            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0))
         shard = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
         work = dist.reduce_scatter_single(shard, full, group=group.handle, async_op=True)
         return Pending(work, lambda: shard)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
-        """A channel in each direction between pipeline ranks that follow each other, the last and the first included."""
+        """A channel in each direction between pipeline ranks that follow each other, the last and the first
+        included."""
         group = self._groups["pp"]
         pairs = {(i, (i + step) % group.size) for i in range(group.size) for step in (1, group.size - 1)}
         channels = {}

@@ -1,9 +1,10 @@
 """The end of a step, from gradients of this rank's tokens to new weights, in an order that matters.
 
-1 the last data-parallel reductions; 2 one sum over TP (and over the holders of a KV head) of gradients of which each rank
-has a part; 3 the tied embedding's sum between first and last stage; 4 one all-reduce of the squared norm, the guard's flag and
-the loss; 5 clip and AdamW; 6 gather weights. The sums of 2 and 3 come after 1, on shards: reducing a partial sum over data
-parallelism first and mixing stages later, or the reverse, is the same sum only if every rank does both on the same elements.
+1 the last data-parallel reductions; 2 one sum over TP (and over the holders of a KV head) of gradients of which each
+rank has a part; 3 the tied embedding's sum between first and last stage; 4 one all-reduce of the squared norm, the
+guard's flag and the loss; 5 clip and AdamW; 6 gather weights. The sums of 2 and 3 come after 1, on shards: reducing a
+partial sum over data parallelism first and mixing stages later, or the reverse, is the same sum only if every rank
+does both on the same elements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from trigrid.spec.job import Optimizer
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over the global valid tokens; gradient_norm: before clipping; not_finite: what stopped the update, if anything."""
+    """loss: mean over the global valid tokens; gradient_norm: before clipping; not_finite: what stopped the update,
+    if anything."""
 
     loss: float
     gradient_norm: float
@@ -45,7 +47,7 @@ def sum_gradients(buckets: Mapping[str, Bucket], comm: Comm) -> dict[str, Tensor
         ]
         if parts:
             total = comm.all_reduce(torch.cat(parts), axis)
-            for part, summed in zip(parts, total.split([p.numel() for p in parts]), strict=True):
+            for part, summed in zip(parts, torch.split(total, [p.numel() for p in parts]), strict=True):
                 part.copy_(summed)
     for name, bucket in buckets.items():
         if bucket.layout.tied:

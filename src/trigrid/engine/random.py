@@ -1,7 +1,7 @@
 """Initial values that are the same for every layout.
 
-Each parameter is cut into blocks of consecutive global elements, and each block is drawn by a generator of its own, seeded from
-(seed, name, block). A rank draws the blocks that its slice touches, whatever the layout.
+Each parameter is cut into blocks of consecutive global elements, and each block is drawn by a generator of its own,
+seeded from (seed, name, block). A rank draws the blocks that its slice touches, whatever the layout.
 """
 
 from __future__ import annotations

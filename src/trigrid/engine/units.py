@@ -1,9 +1,10 @@
 """A pipeline stage as a list of units.
 
-Autograd runs per unit: its input is detached, its graph ends at its output. So gathering, recomputing, reducing and discarding
-are steps of the two visible loops of `Stage`, without module hooks. A unit boundary is a recompute boundary.
+Autograd runs per unit: its input is detached, its graph ends at its output. So gathering, recomputing, reducing and
+discarding are steps of the two visible loops of `Stage`, without module hooks. A unit boundary is a recompute boundary.
 
-There is no leaf parameter and no `.grad`: a weight enters a unit through `_GetWeight`, whose backward adds the gradient to the bucket.
+There is no leaf parameter and no `.grad`: a weight enters a unit through `_GetWeight`, whose backward adds the
+gradient to the bucket.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trigrid.engine.zero import Bucket
 
 @dataclass(frozen=True)
 class Microbatch:
-    """tokens_SB and labels_SB of one microbatch (labels of −100 are ignored); scale: 1 ÷ the global number of valid tokens."""
+    """tokens_SB and labels_SB of one microbatch (labels of −100 are ignored); scale: 1 ÷ the global number of valid
+    tokens."""
 
     tokens_SB: Tensor
     labels_SB: Tensor
@@ -46,9 +48,7 @@ class _Saved:
 class RunUnit:
     """A unit with its function and the places of its weights, (role, bucket, entry)."""
 
-    def __init__(
-        self, name: str, function: UnitFunction, places: Sequence[tuple[str, Bucket, int]], recompute: bool
-    ):
+    def __init__(self, name: str, function: UnitFunction, places: Sequence[tuple[str, Bucket, int]], recompute: bool):
         self.name = name
         self.buckets = list({id(bucket): bucket for _, bucket, _ in places}.values())
         self._function = function
@@ -78,7 +78,8 @@ class RunUnit:
         return y
 
     def backward(self, gradient: Tensor, index: int) -> Tensor | None:
-        """Gradient of the output → gradient of the input (None for the embedding); weights' gradients go to the buckets."""
+        """Gradient of the output → gradient of the input (None for the embedding); weights' gradients go to the
+        buckets."""
         saved = self._saved.pop(index)
         for bucket in self.buckets:
             bucket.open()

@@ -1,7 +1,7 @@
 """One bucketed data-parallel engine for ZeRO stages 0 to 3.
 
-A bucket holds the weights of a unit and their gradients. What it keeps between uses, between microbatches and between steps
-follows from `ZeroPolicy`; every stage runs the same code.
+A bucket holds the weights of a unit and their gradients. What it keeps between uses, between microbatches and between
+steps follows from `ZeroPolicy`; every stage runs the same code.
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ class Bucket:
     def open_gradients(self) -> None:
         """Before a unit's backward."""
         if self.policy.reduce_per_microbatch:
-            self._transient = torch.zeros(
-                self.layout.numel, dtype=self.dtypes.reduce, device=self._gradients.device
-            )
+            self._transient = torch.zeros(self.layout.numel, dtype=self.dtypes.reduce, device=self._gradients.device)
 
     def add_gradient(self, index: int, gradient: Tensor) -> None:
         entry = self.layout.entries[index]
@@ -237,11 +235,9 @@ class Bucket:
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
     # By the storage object: fake tensors, which the dry run uses, have no data pointer.
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _shifted(runs: tuple[Run, ...], start: int, stop: int) -> tuple[Run, ...]:
     inside = (run.within(start, stop) for run in runs)
-    return tuple(
-        Run(run.start - start, run.stop - start, run.decay, run.sum_group, run.owned) for run in inside if run
-    )
+    return tuple(Run(run.start - start, run.stop - start, run.decay, run.sum_group, run.owned) for run in inside if run)

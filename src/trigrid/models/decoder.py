@@ -1,7 +1,8 @@
 """A Llama-style decoder (Touvron 2023): RMSNorm, rotary grouped-query attention, SwiGLU.
 
 Each function computes one unit from its weights by role and knows nothing of ranks beyond `tp.enter` and `tp.leave`.
-Inside a unit weights are used as they come: a cast or copy of one would be kept by autograd after the weight was given up.
+Inside a unit weights are used as they come: a cast or copy of one would be kept by autograd after the weight was
+given up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every collective and message of one training step of one rank, counted: calls and payload bytes by axis and kind.
 
-The payload is the whole array, as in the engine's own count: what an all-gather yields, what a reduce-scatter takes. A group of
-one rank moves nothing.
+The payload is the whole array, as in the engine's own count: what an all-gather yields, what a reduce-scatter takes.
+A group of one rank moves nothing.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Add(Protocol):
 
 
 def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add) -> None:
-    """Regions of a unit (Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2): entering gathers, leaving sums; backward
-    does the other. Full recomputation runs the forward twice."""
+    """Regions of a unit (Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2): entering gathers, leaving sums;
+    backward does the other. Full recomputation runs the forward twice."""
     compute = FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
     tokens = job.batch.micro_batch * job.batch.sequence
     activation = tokens * job.model.hidden * compute

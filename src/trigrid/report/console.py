@@ -15,8 +15,8 @@ QUIET_S = 2.0
 
 
 class PhaseProgress:
-    """Shows (phase, done, total), where a total of 0 is one not known yet: a bar on a terminal, elsewhere a line at most
-    every two seconds. Use as a context manager and call it."""
+    """Shows (phase, done, total), where a total of 0 is one not known yet: a bar on a terminal, elsewhere a line at
+    most every two seconds. Use as a context manager and call it."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -53,7 +53,8 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True)
 class StepLine:
-    """One training step. memory: the largest peak of any rank; data_wait_share: of the step's time, the slowest rank's."""
+    """One training step. memory: the largest peak of any rank; data_wait_share: of the step's time, the slowest
+    rank's."""
 
     step: int
     steps: int
@@ -91,6 +92,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in cells
     )

@@ -10,7 +10,8 @@ OUTSTANDING_SENDS = 1
 
 
 def validate(schedule: Schedule) -> None:
-    """Raise ValueError where `schedule` misses, repeats or misplaces an action, or where its ranks would wait in a circle."""
+    """Raise ValueError where `schedule` misses, repeats or misplaces an action, or where its ranks would wait in a
+    circle."""
     _complete(schedule)
     _play(schedule)
 
@@ -37,9 +38,7 @@ def _play(schedule: Schedule) -> None:
     The model is the interpreter's own: on each channel one receive is posted ahead, and at most OUTSTANDING_SENDS sends
     are unfinished. Send k finishes once receive k is posted, that is once receive k − 1 has been taken.
     """
-    order = {
-        message: (pair, k) for pair, messages in channels(schedule).items() for k, message in enumerate(messages)
-    }
+    order = {message: (pair, k) for pair, messages in channels(schedule).items() for k, message in enumerate(messages)}
     sent: Counter[tuple[int, int]] = Counter()
     taken: Counter[tuple[int, int]] = Counter()
     done: set[Action] = set()

@@ -44,7 +44,8 @@ class Optimizer:
 class Data:
     """corpus: "stdlib" (the Python standard library's own source) or files and folders of text.
 
-    tokenizer: "train" trains a byte-level BPE of the model's vocabulary on the corpus; otherwise a `tokenizers` JSON file.
+    tokenizer: "train" trains a byte-level BPE of the model's vocabulary on the corpus; otherwise a `tokenizers` JSON
+    file.
     """
 
     corpus: tuple[str, ...] = ("stdlib",)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-AXES = ("dp", "pp", "cp", "tp")
 Axis = Literal["dp", "pp", "cp", "tp"]
+AXES: tuple[Axis, ...] = ("dp", "pp", "cp", "tp")
+
+ZeroStage = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +17,9 @@ class Layout:
 
     tp: tensor parallel degree; pp: pipeline stages' ranks; cp: context parallel degree; dp: data parallel degree.
     dp_replicate: copies of the ZeRO shards (HSDP); dp = dp_replicate × dp_shard.
-    zero: ZeRO stage 0-3 (Rajbhandari 2020). `gather` and `reduce`, where given, replace the policy that the stage implies:
-    weights are gathered once per step or at each use, gradients reduced once per step or after each microbatch.
-    stage_layers: layers of each pipeline stage, in order; empty: as even as possible.
+    zero: ZeRO stage 0-3 (Rajbhandari 2020). `gather` and `reduce`, where given, replace the policy that the stage
+    implies: weights are gathered once per step or at each use, gradients reduced once per step or after each
+    microbatch. stage_layers: layers of each pipeline stage, in order; empty: as even as possible.
     order: rank order, slowest axis first.
     """
 
@@ -26,7 +28,7 @@ class Layout:
     cp: int = 1
     dp: int = 1
     dp_replicate: int = 1
-    zero: Literal[0, 1, 2, 3] = 1
+    zero: ZeroStage = 1
     gather: Literal["auto", "per_step", "per_use"] = "auto"
     reduce: Literal["auto", "per_step", "per_microbatch"] = "auto"
     schedule: Literal["1f1b", "gpipe"] = "1f1b"

@@ -8,8 +8,8 @@ from trigrid.spec.job import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
-    """Rate of step number `step`, from 0: linear to `lr` over the warm-up, whose last step reaches it, then a half cosine
-    down to lr × min_lr_ratio at the last of `steps`. Independent of the layout."""
+    """Rate of step number `step`, from 0: linear to `lr` over the warm-up, whose last step reaches it, then a half
+    cosine down to lr × min_lr_ratio at the last of `steps`. Independent of the layout."""
     if step < optimizer.warmup_steps:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
     left = steps - 1 - optimizer.warmup_steps

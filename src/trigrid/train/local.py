@@ -22,7 +22,8 @@ RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
 
 
 def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
-    """Run `python -m trigrid ARGUMENTS` as every rank of `job`; rank 0 speaks on this console, all others in their logs.
+    """Run `python -m trigrid ARGUMENTS` as every rank of `job`; rank 0 speaks on this console, all others in their
+    logs.
 
     Raises what the first rank to fail had to say, after all others have been ended.
     """

@@ -185,9 +185,7 @@ def _validate(job: Job, engine: Engine, data: Prepared) -> float:
     assert data.validation is not None, "rules.py refuses validation without validation data"
     loader = Loader(TokenDataset(data.validation.prefix, job.batch.sequence), job.run.seed, job.batch.global_batch)
     coord, layout = engine.comm.coord, job.parallel
-    batches = (
-        loader.batch(i, coord.dp, layout.dp, job.batch.micro_batch) for i in range(job.run.validation_batches)
-    )
+    batches = (loader.batch(i, coord.dp, layout.dp, job.batch.micro_batch) for i in range(job.run.validation_batches))
     losses = [engine.evaluate(tokens, labels) for tokens, labels in batches]
     return math.fsum(losses) / len(losses)
 
@@ -209,4 +207,3 @@ def describe(summary: Summary) -> str:
         f"training loss {summary.first_loss:.4f} → {summary.last_loss:.4f}{validation}\n"
         f"job, metrics and logs: {summary.run_dir}"
     )
-
