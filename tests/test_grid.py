@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -117,7 +117,7 @@ def test_groups_are_what_their_meaning_says(grid: Grid) -> None:
 
 
 @given(grids())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_shards_and_their_copies_make_up_the_batch(grid: Grid) -> None:
     """A ZeRO group holds each shard once; the ranks of a replicate group hold the same shard, each of its replica."""
     layout = grid.layout
@@ -186,7 +186,7 @@ def test_the_tier_of_ranks_on_nodes_of_four_and_leaves_of_two(ranks: tuple[int, 
 
 
 @given(grids(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_group_is_as_slow_as_its_slowest_pair(grid: Grid, data: st.DataObject) -> None:
     group = grid.group(data.draw(st.sampled_from(NAMES)), data.draw(st.integers(0, grid.world - 1)))
     assert grid.tier(group) == max((grid.tier(pair) for pair in combinations(group, 2)), default=Tier.LOCAL)
@@ -199,16 +199,11 @@ def test_an_axis_is_as_slow_as_its_slowest_group() -> None:
     assert grid.worst_tier("tp") == Tier.LEAF
 
 
-def test_pipeline_stages_talk_to_their_neighbours_only() -> None:
-    """Stages 0 and 3 are a spine apart, but exchange nothing."""
-    grid = Grid(Layout(pp=2, tp=4, dp=2), CLUSTER)
-    assert grid.worst_tier("pp") == Tier.LEAF
-    line = Grid(Layout(pp=4), Cluster(gpus_per_node=2, nodes_per_leaf=8))
-    assert (line.tier(line.group("pp", 0)), line.worst_tier("pp")) == (Tier.LEAF, Tier.LEAF)
-    spread = Grid(Layout(dp=2, pp=4, tp=4, order=("pp", "dp", "cp", "tp")), Cluster(gpus_per_node=4, nodes_per_leaf=4))
-    assert spread.tier(spread.group("pp", 0)) == Tier.SPINE
-    assert spread.worst_tier("pp") == Tier.SPINE
-    assert Grid(Layout(tp=4, dp=2), CLUSTER).worst_tier("pp") == Tier.LOCAL
+@given(grids())
+@settings(max_examples=40, deadline=None)
+def test_a_pipeline_is_as_slow_as_its_slowest_pair_of_neighbours(grid: Grid) -> None:
+    neighbours = (pair for line in grid.groups("pp") for pair in pairwise(line))
+    assert grid.worst_tier("pp") == max(map(grid.tier, neighbours), default=Tier.LOCAL)
 
 
 def test_llama_3_405b_maps_each_axis_to_its_network() -> None:
@@ -226,7 +221,7 @@ def test_llama_3_405b_maps_each_axis_to_its_network() -> None:
 
 
 @given(grids())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_tensor_parallelism_across_nodes_is_reported_and_only_then(grid: Grid) -> None:
     """R45: a warning wherever a TP group holds ranks of two nodes, whatever the rank order."""
     nodes: dict[Coord, set[int]] = {}
@@ -264,7 +259,7 @@ def test_a_pipeline_longer_than_a_leaf_has_nothing_to_exchange() -> None:
 
 
 @given(grids())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whoever_does_as_told_is_not_told_again(grid: Grid) -> None:
     """Each way out that a warning offers takes that warning away."""
     for problem in golden_rules(grid):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from trigrid.spec.models import load_model
 from trigrid.spec.rules import check
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-3d.toml"
+Env = Mapping[str, str]
+NO_ENV: Env = {}
 JOB = """\
 [model]
 name = "own"
@@ -55,14 +57,14 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "job.toml")
 
 
-def load(folder: Path, text: str = JOB, *arguments: str, world: int | None = None, **env: str) -> Job:
+def load(folder: Path, text: str = JOB, *arguments: str, world: int | None = None, env: Env = NO_ENV) -> Job:
     return load_job(write(folder, text), arguments, world, env)
 
 
-def refusal(folder: Path, text: str = JOB, *arguments: str, world: int | None = None, **env: str) -> list[str]:
+def refusal(folder: Path, text: str = JOB, *arguments: str, world: int | None = None, env: Env = NO_ENV) -> list[str]:
     """The messages of the refusal, with the folder cut off their places."""
     with pytest.raises(Refused) as refused:
-        load(folder, text, *arguments, world=world, **env)
+        load(folder, text, *arguments, world=world, env=env)
     return [str(p).replace(f"{folder}/", "") for p in refused.value.problems]
 
 
@@ -83,7 +85,7 @@ def test_file(tmp_path: Path) -> None:
 
 def test_flags_replace_the_environment_and_that_the_file(tmp_path: Path) -> None:
     env = {"TRIGRID_PARALLEL__TP": "4", "TRIGRID_RUN__STEPS": "20", "PATH": "ignored"}
-    job = load(tmp_path, JOB, "--steps=30", **env)
+    job = load(tmp_path, JOB, "--steps=30", env=env)
     assert (job.parallel.tp, job.parallel.zero, job.run.steps) == (4, 2, 30)
 
 
@@ -125,7 +127,7 @@ def test_environment_names(tmp_path: Path) -> None:
         "TRIGRID_PARALLEL": "{pp = 4}",
         "TRIGRID_PARALLEL__PP": "2",
     }
-    job = load(tmp_path, **env)
+    job = load(tmp_path, env=env)
     assert (job.model.rope_scaling, job.run.device) == (RopeScaling(factor=2.5), "cpu")
     assert job.parallel.pp == 2, "the variable of one value stands above that of its table"
 
@@ -149,7 +151,12 @@ def test_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.
         ("--tp=[2]", "--tp: parallel.tp = [2]: a whole number is needed"),
         ("--tp={a = 1}", "--tp: parallel.tp = { }: a single value is needed"),
         ("--tp=2026-01-01", "--tp: parallel.tp = 2026-01-01: a single value is needed"),
-        ("--tp=0xffffffffffffffffff", "--tp: parallel.tp = 0xffffffffffffffffff…: not a 64-bit number"),
+        ("--tp=0xffffffffffffffffff", "--tp: parallel.tp = 0xffffffffffffffffff: not a 64-bit number"),
+        (f"--seed={2**63}", "--seed: run.seed = 0x8000000000000000: not a 64-bit number"),
+        (
+            f"--seed={-(2**63)}",
+            f"--seed: run.seed = {-(2**63)}: must be from 0 to {2**63 - 1}; nearest legal: 0",
+        ),
         ("--zero=true", "--zero: parallel.zero = true: no such choice; nearest legal: 0, 1, 2, 3"),
         ("--zero=1.0", "--zero: parallel.zero = 1.0: no such choice; nearest legal: 0, 1, 2, 3"),
         ("--zero=4", "--zero: parallel.zero = 4: no such choice; nearest legal: 0, 1, 2, 3"),
@@ -192,7 +199,7 @@ def test_a_flag_before_a_flag_has_no_value(tmp_path: Path) -> None:
 
 def test_every_problem_at_once_with_its_place(tmp_path: Path) -> None:
     text = JOB.replace("tp = 2", "tp = 3\nschedul = 'gpipe'") + "\n[clustr]\ngpus_per_node = 8\n"
-    assert refusal(tmp_path, text, "--sequence=64", TRIGRID_BATCH__GLOBAL_BATH="3") == [
+    assert refusal(tmp_path, text, "--sequence=64", env={"TRIGRID_BATCH__GLOBAL_BATH": "3"}) == [
         "job.toml:19: parallel.schedul = gpipe: there is no such key; nearest legal: parallel.schedule",
         "job.toml:25: clustr = { }: there is no such key; nearest legal: cluster",
         "TRIGRID_BATCH__GLOBAL_BATH: batch.global_bath = 3: there is no such key; nearest legal: batch.global_batch",
@@ -226,6 +233,7 @@ def test_a_refused_value_is_not_also_called_missing(tmp_path: Path) -> None:
         ("run.steps = 10\nparallel . 'tp' = 3\n", 2),
         ("[run]\nsteps = 10\nout = '''\ntp = 7\n'''\n[ parallel ]\n\n  tp=3\n", 8),
         ('[parallel] # tp = 3 follows\n# tp = 3\n"tp" = 3\n[run]\nsteps = 10\n', 3),
+        ('[parallel]\norder = [\n"dp", "pp", "cp",\n"tp"\n]\ntp = 3\n[run]\nsteps = 10\n', 6),
         ("[run]\nsteps = 10\nout = '\u2028'\n[parallel]\r\ntp = 3\n", 5),
     ],
 )
@@ -305,8 +313,11 @@ def test_worlds_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_an_unknown_dp_breaks_no_other_rule(tmp_path: Path) -> None:
-    messages = refusal(tmp_path, JOB, "--parallel.dp_replicate=3", world=7)
-    assert [m.partition(":")[0] for m in messages] == ["world = 7"]
+    for arguments in (["--parallel.dp_replicate=3"], ["--batch.global_batch=49"]):
+        messages = refusal(tmp_path, JOB, *arguments, world=7)
+        assert [m.partition(":")[0] for m in messages] == ["world = 7"]
+    messages = refusal(tmp_path, JOB, "--parallel.dp_replicate=0", world=7)
+    assert [m.partition(":")[0] for m in messages] == ["world = 7", "--parallel.dp_replicate"]
 
 
 def test_bad_degrees_are_told_before_the_world(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def train(
     if place is None and resolved.parallel.world > 1:
         from trigrid.data.prepare import prepare
 
+        local.check_room(resolved)
         with PhaseProgress() as progress:
             prepare(resolved.data, resolved.model.vocab, progress)
         run_dir = trainer.new_run_dir(resolved, job.stem)

@@ -12,10 +12,10 @@ Groups
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from trigrid.errors import Problem
@@ -66,41 +66,32 @@ class Grid:
 
     def group(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks of the group called `name` that holds `rank`, in order of their coordinate."""
-        here = self.coord(rank)
-        shards = self.layout.dp_shard
+        here, layout, shards = self.coord(rank), self.layout, self.layout.dp_shard
+        every = {axis: range(layout.degree(axis)) for axis in AXES}
         match name:
             case "tp" | "cp" | "pp" | "dp":
-                return self._along(here, lambda c: c._replace(**{name: 0}))
+                return self._along(here, {name: every[name]})
             case "zero":
-                return self._along(here, lambda c: (c.dp // shards, c.pp, c.tp))
+                nearer = here.dp // shards * shards
+                return self._along(here, {"dp": range(nearer, nearer + shards), "cp": every["cp"]})
             case "replicate":
-                return self._along(here, lambda c: (c.dp % shards, c.pp, c.cp, c.tp))
+                return self._along(here, {"dp": range(here.dp % shards, layout.dp, shards)})
             case "batch":
-                return self._along(here, lambda c: (c.pp, c.tp))
+                return self._along(here, {"dp": every["dp"], "cp": every["cp"]})
             case "kv":
-                return self._along(here, lambda c: c._replace(tp=c.tp // self.kv_copies))
+                first = here.tp // self.kv_copies * self.kv_copies
+                return self._along(here, {"tp": range(first, first + self.kv_copies)})
             case "tied":
-                ends = sorted({0, self.layout.pp - 1})
-                return tuple(self.rank(here._replace(pp=pp)) for pp in ends) if here.pp in ends else (rank,)
+                ends = sorted({0, layout.pp - 1})
+                return self._along(here, {"pp": ends if here.pp in ends else [here.pp]})
             case "world":
                 return tuple(range(self.world))
         raise KeyError(f"no group is called {name!r}")
 
-    def _along(self, here: Coord, same: Callable[[Coord], object]) -> tuple[int, ...]:
-        """Ranks for which `same` gives what it gives for `here`, walking only the axes that `same` ignores."""
-        free = [
-            axis
-            for i, axis in enumerate(AXES)
-            if any(
-                same(here._replace(**{axis: at})) == same(here)
-                for at in range(self.layout.degree(axis))
-                if at != here[i]
-            )
-        ]
-        members = [here]
-        for axis in free:
-            members = [m._replace(**{axis: at}) for m in members for at in range(self.layout.degree(axis))]
-        return tuple(self.rank(m) for m in sorted(m for m in members if same(m) == same(here)))
+    def _along(self, here: Coord, ranges: Mapping[Axis, Iterable[int]]) -> tuple[int, ...]:
+        """The ranks at `here` but for the axes of `ranges`, which take each of their values, in order of coordinate."""
+        places = (ranges.get(axis, (at,)) for axis, at in zip(AXES, here, strict=True))
+        return tuple(self.rank(Coord(*coord)) for coord in product(*places))
 
     def groups(self, name: str) -> list[tuple[int, ...]]:
         """Every group called `name`, each once."""
@@ -159,26 +150,23 @@ def golden_rules(grid: Grid) -> list[Problem]:
     stages exchange one boundary per microbatch and belong under one leaf; only data parallelism may cross the spine.
     """
     problems = []
-    tp, pp = grid.worst_tier("tp"), grid.worst_tier("pp")
-    if tp > Tier.NVLINK:
-        legal = tuple(d for d in range(1, grid.cluster.gpus_per_node + 1) if grid.cluster.gpus_per_node % d == 0)
-        problems.append(
-            Problem(
-                "parallel.tp",
-                grid.layout.tp,
-                f"a tensor-parallel group crosses nodes of {grid.cluster.gpus_per_node} GPUs ({tp.name.lower()}): "
-                "it exchanges activations several times per layer and belongs inside the NVLink domain",
-                legal[-3:],
-            )
+    layout, node = grid.layout, grid.cluster.gpus_per_node
+    usual = replace(grid, layout=replace(layout, order=AXES))
+    if (tier := grid.worst_tier("tp")) > Tier.NVLINK:
+        reason = (
+            f"a tensor-parallel group crosses nodes of {node} GPUs ({tier.name.lower()}): "
+            "it exchanges activations several times per layer and belongs inside the NVLink domain"
         )
-    if pp > Tier.LEAF and grid.worst_tier("dp") < Tier.SPINE:
-        problems.append(
-            Problem(
-                "parallel.order",
-                " ".join(grid.layout.order),
-                "neighbouring pipeline stages cross the spine while data parallelism does not: "
-                "exchange the two, since a gradient reduction overlaps with the backward and a stage boundary does not",
-                (" ".join(AXES),),
-            )
+        if usual.worst_tier("tp") <= Tier.NVLINK:
+            problems.append(Problem("parallel.order", " ".join(layout.order), reason, (" ".join(AXES),)))
+        else:
+            smaller = [replace(grid, layout=replace(layout, tp=tp)) for tp in range(1, node + 1) if node % tp == 0]
+            legal = [g.layout.tp for g in smaller if g.worst_tier("tp") <= Tier.NVLINK]
+            problems.append(Problem("parallel.tp", layout.tp, reason, tuple(legal[-3:])))
+    if grid.worst_tier("pp") > Tier.LEAF and usual.worst_tier("pp") <= Tier.LEAF:
+        reason = (
+            "neighbouring pipeline stages cross the spine, which data parallelism could cross in their place: "
+            "a gradient reduction overlaps with the backward, and a stage boundary does not"
         )
+        problems.append(Problem("parallel.order", " ".join(layout.order), reason, (" ".join(AXES),)))
     return problems

@@ -79,7 +79,7 @@ def treatment(local: LocalParameter) -> tuple[object, ...]:
 
 
 @given(buckets())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_entries_lie_one_after_another_each_once(bucket: BucketLayout) -> None:
     assert bucket.entries[0].offset == 0
     assert all(before.stop == after.offset for before, after in pairwise(bucket.entries))
@@ -90,7 +90,7 @@ def test_entries_lie_one_after_another_each_once(bucket: BucketLayout) -> None:
 
 
 @given(buckets())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_runs_cover_the_entries_once_and_treat_each_as_it_declares(bucket: BucketLayout) -> None:
     """R16, R70: every element of every entry lies in exactly one run, alike in decay, sum group and ownership."""
     assert bucket.runs[0].start == 0
@@ -103,7 +103,7 @@ def test_runs_cover_the_entries_once_and_treat_each_as_it_declares(bucket: Bucke
 
 
 @given(buckets())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_same_treatment_is_one_stretch(bucket: BucketLayout) -> None:
     """Weight decay and sums over TP are a few slices of a shard, however many parameters there are."""
     kinds = {(e.local.parameter.decay, e.local.sum_group, e.local.copies) for e in bucket.entries}
@@ -113,7 +113,7 @@ def test_the_same_treatment_is_one_stretch(bucket: BucketLayout) -> None:
 
 
 @given(buckets())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_runs_of_all_shards_are_the_runs_of_the_bucket(bucket: BucketLayout) -> None:
     """R66: also where a bucket has fewer elements than shards, so that some shards are padding only."""
     joined = []

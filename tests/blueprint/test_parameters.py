@@ -49,7 +49,7 @@ def covered(local: LocalParameter) -> list[tuple[int, ...]]:
 
 
 @given(cut_parameters())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_boxes_of_all_ranks_cover_each_element_once_per_copy(case: tuple[Parameter, Layout]) -> None:
     parameter, layout = case
     locals_ = slices(parameter, layout)
@@ -59,7 +59,7 @@ def test_the_boxes_of_all_ranks_cover_each_element_once_per_copy(case: tuple[Par
 
 
 @given(cut_parameters())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_owned_boxes_hold_each_element_once(case: tuple[Parameter, Layout]) -> None:
     """R16: a sum over the owned boxes of all TP ranks counts each logical element exactly once."""
     parameter, layout = case
@@ -69,7 +69,7 @@ def test_owned_boxes_hold_each_element_once(case: tuple[Parameter, Layout]) -> N
 
 
 @given(cut_parameters())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_rank_has_the_same_shape_and_only_rows_are_padded(case: tuple[Parameter, Layout]) -> None:
     """R66: also where there are fewer rows than ranks, so that some ranks hold nothing but padding."""
     parameter, layout = case
@@ -89,7 +89,7 @@ def test_every_rank_has_the_same_shape_and_only_rows_are_padded(case: tuple[Para
 
 
 @given(cut_parameters())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pieces_are_never_cut(case: tuple[Parameter, Layout]) -> None:
     """A head lies on one rank as a whole."""
     parameter, layout = case
@@ -102,7 +102,7 @@ def test_pieces_are_never_cut(case: tuple[Parameter, Layout]) -> None:
 
 
 @given(cut_parameters())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_gradients_are_summed_over_exactly_the_copies_that_are_partial(case: tuple[Parameter, Layout]) -> None:
     """R38: what follows from the declaration alone, equal on every TP rank."""
     parameter, layout = case

@@ -54,7 +54,8 @@ def test_two_at_once_build_once_and_the_other_says_that_it_waits(tmp_path: Path,
 
     def slow(partial: Path) -> None:
         building.set()
-        while not said:
+        deadline_s = time.monotonic() + 20
+        while not said and time.monotonic() < deadline_s:
             time.sleep(0.01)
         built.append(partial)
         fill(partial)

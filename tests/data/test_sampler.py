@@ -78,6 +78,8 @@ def test_every_sample_once_per_epoch_also_across_batches(samples: int, global_ba
     ]
     stream = np.concatenate(batches)[: 3 * samples].reshape(3, samples)
     assert np.array_equal(np.sort(stream, axis=1), np.tile(np.arange(samples), (3, 1)))
+    if samples >= 20:
+        assert len(np.unique(stream, axis=0)) == 3
 
 
 def test_a_position_does_not_depend_on_who_else_is_asked_for() -> None:

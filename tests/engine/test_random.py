@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from itertools import combinations
 from math import sqrt
 
@@ -83,6 +84,16 @@ def test_a_stage_draws_what_the_model_draws() -> None:
                     assert torch.equal(draw(localise(p, Layout(pp=pp), 0), 0), alone[p.name])
 
 
+def test_a_tied_weight_starts_alike_on_both_of_its_stages() -> None:
+    """R21, R24: it is drawn twice and never sent."""
+    blueprint, layout = decoder(replace(SPEC, tied=True)), Layout(tp=2, pp=2)
+    first, last = blueprint.stage(layout, 0)[0].parameters[0], blueprint.stage(layout, 1)[-1].parameters[-1]
+    assert (first.role, last.role) == ("embedding", "head")
+    for rank in range(2):
+        copies = [draw(localise(parameter, layout, rank), 5) for parameter in (first, last)]
+        assert torch.equal(*copies)
+
+
 @given(
     rows=st.integers(1, 40),
     columns=st.integers(1, 12),
@@ -155,7 +166,7 @@ def test_seeds_names_and_blocks_give_unrelated_values() -> None:
     n = BLOCK_NUMEL
     long = whole(matrix(3 * n))
     draws = [
-        *long.unflatten(0, (3, n)),
+        *(long[at : at + n] for at in range(0, 3 * n, n)),
         whole(matrix(n), seed=1),
         whole(matrix(n), seed=2**63 - 1),
         whole(matrix(n, name="layers.1.q.weight")),

@@ -23,8 +23,8 @@ Precision = Literal["fp32", "fp64"]
 class Fp64Throughout(TorchFunctionMode):
     """Wherever code asks for fp32, it gets fp64.
 
-    A transformers model that was cast to fp64 still computes in fp32 its RMS norms, its rotary frequencies, angles, cosines and
-    sines, the softmax of its eager attention, and its loss. Those, not trigrid, would bound a comparison at 1e-7.
+    A transformers model that was cast to fp64 still computes in fp32 its RMS norms, its rotary frequencies and angles,
+    the softmax of its eager attention, and its loss. Each of these alone would bound a comparison near 1e-7.
     """
 
     def __torch_function__(
@@ -73,16 +73,19 @@ class Reference:
 
     def gradients(self) -> dict[str, Tensor]:
         """Copies of the gradients, by trigrid's names."""
-        return {parameter_name(name): p.grad.clone() for name, p in self.model.named_parameters()}
+        return {parameter_name(name): p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens [rows, sequence] → [rows, sequence, vocabulary]."""
         with torch.no_grad(), arithmetic(self.precision):
-            return self.model(input_ids=tokens).logits
+            logits: Tensor = self.model(input_ids=tokens).logits
+            return logits
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Sum of the cross-entropies by the number of valid labels, in one pass over tokens and labels [rows, sequence]."""
+        """Sum of the cross-entropies ÷ number of valid labels. tokens and labels [rows, sequence], in one pass."""
         with arithmetic(self.precision):
             valid = int((labels != -100).sum())
             # The labels are the next tokens already; `labels` only switches the loss on.
-            return self.model(input_ids=tokens, labels=labels, shift_labels=labels, num_items_in_batch=valid).loss
+            output = self.model(input_ids=tokens, labels=labels, shift_labels=labels, num_items_in_batch=valid)
+            loss: Tensor = output.loss
+            return loss

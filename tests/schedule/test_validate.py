@@ -155,8 +155,8 @@ def waits_in_a_circle(schedule: Schedule, outstanding: int = 1) -> bool:
     """Whether no order of events respects what each must wait for: the definition that the validator plays through.
 
     On each channel one receive is posted ahead and `outstanding` sends may be unfinished, so with one of them send k
-    starts after message k − 2 was taken. A message is taken once it was sent, once the one before it was taken, and once the receiver has reached
-    the first action that needs it or one behind it.
+    starts after message k − 2 was taken. A message is taken once it was sent, once the one before it was taken, and
+    once the receiver has reached the first action that needs it or one behind it.
     """
     graph: TopologicalSorter[Hashable] = TopologicalSorter()
     queue = {message: (pair, k) for pair, messages in channels(schedule).items() for k, message in enumerate(messages)}
@@ -226,7 +226,7 @@ def random_warm_ups(random: Random) -> Schedule:
     lines: Ranks = []
     warm_up = 0
     for stage in reversed(range(stages)):
-        warm_up = min(microbatches, warm_up + random.choice([0, 1, 1, 2, 5]))
+        warm_up = min(microbatches, warm_up + random.choice([0, 1, 1, 2, 5, 7]))
         kinds = [F] * warm_up + [F, B] * (microbatches - warm_up) + [B] * warm_up
         turn = Counter[Kind]()
         lines.insert(0, [])

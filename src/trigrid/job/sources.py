@@ -255,7 +255,8 @@ def shown(value: object) -> object:
         case bool():
             return str(value).lower()
         case int() if _fault(value):
-            return f"{value:#x}"[:20] + "…"
+            digits = f"{value:#x}"
+            return digits if len(digits) <= 20 else f"{digits[:20]}…"
         case dict():
             return "{ }"
         case list():

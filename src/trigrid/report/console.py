@@ -68,7 +68,7 @@ class StepLine:
     data_wait_share: float
     eta_s: float
 
-    HEADER = "   step     loss  grad norm        lr     tok/s  TFLOP/s    MFU   peak GiB  data wait      ETA"
+    HEADER = "   step      loss  grad norm        lr     tok/s  TFLOP/s    MFU   peak GiB  data wait      ETA"
 
     def __str__(self) -> str:
         return (

@@ -9,16 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
+import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from trigrid.errors import RunFailed
+from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.spec.job import Job
 from trigrid.train.failure import first_failure
 
+# Each rank on a CPU takes some 0.4 GiB and seconds of start-up.
+RANKS_PER_CORE = 16
 RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
+
+
+def check_room(job: Job) -> None:
+    """Raise Refused where this machine cannot start as many processes as `job` has ranks."""
+    room = max(torch.cuda.device_count(), (os.cpu_count() or 1) * RANKS_PER_CORE)
+    if job.parallel.world > room:
+        reason = f"this machine starts at most {room} ranks; torchrun or srun start more, on several nodes"
+        raise Refused([Problem("world", job.parallel.world, reason)])
 
 
 def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:

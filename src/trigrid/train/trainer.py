@@ -109,10 +109,10 @@ def _agree(job: Job, name: str, comm: Comm) -> tuple[Path, Prepared]:
     """Rank 0 makes the run directory and prepares the data, or finds them made; all ranks learn where."""
     made: tuple[Path, Prepared] | None = None
     if comm.rank == 0:
-        given = os.environ.get(RUN_DIR_VARIABLE)
-        run_dir = Path(given) if given else new_run_dir(job, name)
         with PhaseProgress() as progress:
             data = prepare(job.data, job.model.vocab, progress)
+        given = os.environ.get(RUN_DIR_VARIABLE)
+        run_dir = Path(given) if given else new_run_dir(job, name)
         (run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
         state = "found in the cache" if data.cached else "prepared"
         say(f"data {data.hash}: {data.train.tokens:,} tokens to train on, {state}; tokenizer {data.tokenizer}")

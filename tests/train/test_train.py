@@ -1,0 +1,145 @@
+"""`trigrid train`, as a user starts it: a run, and everything that ends one early."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from helpers.runs import metrics, ranks_of, run, run_dir, start, wait_for, write_job
+
+from trigrid.job import load_job
+
+LAYOUT = ("--tp", "2", "--pp", "2")
+ENDLESS = ("--steps", "100000")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+def test_a_run_gives_the_numbers_of_one_process(job: Path) -> None:
+    """TP2 × PP2 under torchrun against one process, from the same job file; what a run leaves behind."""
+    code, out, err = run("train", job, *LAYOUT, "--json")
+    assert code == 0, err
+    summary = json.loads(out)
+    folder = run_dir(job)
+    assert summary["run_dir"] == str(folder)
+    assert load_job(folder / "job.toml") == load_job(job, LAYOUT)
+    steps = metrics(folder, "step")
+    assert [entry["step"] for entry in steps] == [1, 2, 3, 4]
+    assert set(steps[0]) >= {"learning_rate", "tokens_per_s", "flops_per_s", "mfu", "eta_s", "data_wait_share"}
+    assert "ETA" in err
+    assert "data" in err
+
+    code, out, err = run("train", job, "--json", "--run.out", job.parent / "alone")
+    assert code == 0, err
+    alone = json.loads(out)
+    (folder,) = (job.parent / "alone").iterdir()
+    for three_d, single in zip(steps, metrics(folder, "step"), strict=True):
+        assert three_d["loss"] == pytest.approx(single["loss"], rel=1e-12)
+        assert three_d["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-10)
+    assert summary["validation_loss"] == pytest.approx(alone["validation_loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("moment", ["start", "step"])
+def test_a_killed_rank_ends_all(job: Path, moment: str) -> None:
+    """R96: seconds, not a collective's timeout; the rank is named, nobody stays behind, exit code 1."""
+    process = start("train", job, *LAYOUT, *ENDLESS)
+    if moment == "step":
+        wait_for(lambda: (job.parent / "runs").exists() and metrics(run_dir(job), "step"))
+    victims = wait_for(lambda: (found := ranks_of(job)) and len(found) == 4 and found)
+    os.kill(victims[2], signal.SIGKILL)
+    killed = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 30
+    assert process.returncode == 1
+    assert "rank 2 was ended by SIGKILL" in err.splitlines()[-1]
+    assert not ranks_of(job)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_rank_outlives_its_launcher(job: Path, number: signal.Signals) -> None:
+    process = start("train", job, *LAYOUT, *ENDLESS)
+    wait_for(lambda: (job.parent / "runs").exists() and metrics(run_dir(job), "step"))
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    wait_for(lambda: not ranks_of(job), timeout_s=20)
+
+
+def test_an_error_of_one_rank_is_told_first(job: Path) -> None:
+    """A token file that was damaged: the message of the rank that read it, not those of the ranks that waited."""
+    code, _, err = run("train", job, "--steps", "1")
+    assert code == 0, err
+    (train,) = (job.parent / "cache").glob("*/train.bin")
+    train.write_bytes(train.read_bytes()[:-2])
+    code, _, err = run("train", job, *LAYOUT, "--steps", "1")
+    assert code == 2
+    assert str(train) in err
+    assert "Traceback" not in err
+
+
+def test_port_in_use(job: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code, _, err = run("train", job, "--tp", "2", **rank)
+    assert code == 1
+    assert f"MASTER_PORT = {port}: the port is in use" in err.splitlines()[-1]
+
+
+def test_a_world_that_does_not_fit(job: Path) -> None:
+    code, _, err = run("train", job, *LAYOUT, RANK="0", WORLD_SIZE="6")
+    assert code == 2
+    assert "world = tp · pp · cp · dp" in err
+    assert "nearest legal: 4, 8" in err
+
+
+def test_under_torchrun_dp_follows_from_the_world(job: Path) -> None:
+    """Every rank prints nothing but rank 0."""
+    code, out, err = run("train", job, "--tp", "2", "--dry-run", "--json", RANK="0", WORLD_SIZE="4")
+    assert code == 0, err
+    assert json.loads(out)["job"]["parallel"]["dp"] == 2
+
+
+def test_more_ranks_than_this_machine_starts(job: Path) -> None:
+    code, _, err = run("train", job, "--batch.global_batch", "4096", "--dp", "4096")
+    assert code == 2
+    assert "world = 4096" in err
+    assert not (job.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--data.corpus", '["/nowhere/at/all"]'], "/nowhere/at/all"),
+        (["--tp", "3"], "must divide model.heads = 4"),
+        (["--parallel.tq", "2"], "parallel.tp"),
+        (["--steps", "2.5"], "2.5"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(job: Path, arguments: list[str], told: str) -> None:
+    code, out, err = run("train", job, *arguments)
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in err
+    assert not out
+    assert not (job.parent / "runs").exists()
+
+
+def test_dry_run_starts_nothing(job: Path) -> None:
+    code, out, err = run("train", job, *LAYOUT, "--dp", "2", "--dry-run")
+    assert code == 0, err
+    assert "# dp 1  pp 0  tp [4 5]" in out
+    resolved = job.parent / "resolved.toml"
+    resolved.write_text(out)
+    assert load_job(resolved) == load_job(job, [*LAYOUT, "--dp", "2"])
+    assert not (job.parent / "runs").exists()
