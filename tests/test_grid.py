@@ -252,6 +252,15 @@ def test_stages_that_cross_the_spine_in_place_of_data_parallelism_are_reported()
     assert golden_rules(Grid(Layout(tp=4, pp=2, dp=2), CLUSTER)) == []
 
 
+def test_stages_that_cross_the_spine_beside_data_parallelism_are_reported_too() -> None:
+    """64 replicas do not fit under one leaf in any order; the two stages would."""
+    layout = Layout(tp=8, pp=2, dp=64, order=("pp", "dp", "cp", "tp"))
+    grid = Grid(layout)
+    assert (grid.worst_tier("pp"), grid.worst_tier("dp")) == (Tier.SPINE, Tier.SPINE)
+    assert [(p.key, p.legal) for p in golden_rules(grid)] == [("parallel.order", ("dp pp cp tp",))]
+    assert golden_rules(Grid(replace(layout, order=AXES))) == []
+
+
 def test_a_pipeline_longer_than_a_leaf_has_nothing_to_exchange() -> None:
     """With one replica, or in the usual order, another order would not take the stages off the spine."""
     assert golden_rules(Grid(Layout(tp=8, pp=64))) == []

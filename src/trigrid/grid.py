@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from typing import NamedTuple
 
 from trigrid.errors import Problem
@@ -62,6 +62,7 @@ class Grid:
         return Coord(*(rank // self._stride[axis] % self.layout.degree(axis) for axis in AXES))
 
     def rank(self, coord: Coord) -> int:
+        assert all(0 <= at < self.layout.degree(axis) for axis, at in zip(AXES, coord, strict=True)), coord
         return sum(self._stride[axis] * at for axis, at in zip(AXES, coord, strict=True))
 
     def group(self, name: str, rank: int) -> tuple[int, ...]:
@@ -118,11 +119,8 @@ class Grid:
         return Tier.LEAF if len({r // per_leaf for r in ranks}) == 1 else Tier.SPINE
 
     def worst_tier(self, name: str) -> Tier:
-        """The slowest tier over all groups called `name`; for "pp" between neighbouring stages only."""
-        groups = self.groups(name)
-        if name == "pp":
-            groups = [pair for g in groups for pair in pairwise(g)]
-        return max((self.tier(g) for g in groups), default=Tier.LOCAL)
+        """The slowest tier over all groups called `name`."""
+        return max(self.tier(group) for group in self.groups(name))
 
     def picture(self) -> str:
         """The grid as text: one line per data-parallel replica and pipeline stage, TP ranks side by side."""
@@ -162,7 +160,14 @@ def golden_rules(grid: Grid) -> list[Problem]:
         else:
             smaller = [replace(grid, layout=replace(layout, tp=tp)) for tp in range(1, node + 1) if node % tp == 0]
             legal = [g.layout.tp for g in smaller if g.worst_tier("tp") <= Tier.NVLINK]
-            problems.append(Problem("parallel.tp", layout.tp, reason, tuple(legal[-3:])))
+            problems.append(
+                Problem(
+                    "parallel.tp",
+                    layout.tp,
+                    reason,
+                    tuple(sorted(sorted(legal, key=lambda tp: abs(tp - layout.tp))[:3])),
+                )
+            )
     if grid.worst_tier("pp") > Tier.LEAF and usual.worst_tier("pp") <= Tier.LEAF:
         reason = (
             "neighbouring pipeline stages cross the spine, which data parallelism could cross in their place: "

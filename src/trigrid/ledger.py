@@ -34,7 +34,7 @@ def state_between_steps(bucket: BucketLayout, shard: int, policy: ZeroPolicy, pr
 
     weights: in the compute format, full, or none where ZeRO-3 keeps only the master shard. master: the optimizer's
     copy, nothing where the weights themselves serve. gradients: what persists over a step, full or the shard.
-    optimizer: AdamW's two moments, of parameters only: padding has none. (Rajbhandari 2020, section 5, with this
+    optimizer: AdamW's two moments, which a bucket's tail has none of. (Rajbhandari 2020, section 5, with this
     engine's formats.)
     """
     held = bucket.shard_numel if policy.shard_optimizer else bucket.numel

@@ -71,7 +71,7 @@ def test_every_action_once_and_microbatches_in_order() -> None:
 def test_every_schedule_is_valid() -> None:
     """R49: no named schedule waits in a circle, with 1 to 8 stages."""
     for schedule in every_schedule():
-        validate(schedule)
+        validate(schedule, tuple({action.kind: None for action in schedule.ranks[0]}))
 
 
 @pytest.mark.parametrize("pp", range(1, 9))

@@ -140,9 +140,12 @@ def _reorder(rank: int, line: str) -> Callable[[Ranks], object]:
     return change
 
 
-def test_forwards_alone_are_a_schedule_and_backwards_alone_are_not() -> None:
-    validate(schedule_of("F0.0 F0.1", "F1.0 F1.1"))
-    with pytest.raises(ValueError, match="before its forward"):
+def test_forwards_alone_are_a_schedule_only_where_no_backward_is_asked_for() -> None:
+    forwards = schedule_of("F0.0 F0.1", "F1.0 F1.1")
+    validate(forwards, (Kind.FORWARD,))
+    with pytest.raises(ValueError, match=r"missing B0\.0"):
+        validate(forwards)
+    with pytest.raises(ValueError, match=r"missing F0\.0"):
         validate(schedule_of("B0.0", "B1.0"))
     with pytest.raises(ValueError, match=r"missing F0\.0"):
         validate(Schedule("empty", 1, (0,), ((),)))

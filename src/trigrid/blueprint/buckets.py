@@ -46,7 +46,10 @@ class Run:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """numel includes padding to a multiple of `shards`; padding belongs to no entry and no run."""
+    """numel includes a tail that makes it a multiple of `shards`, which belongs to no entry and no run.
+
+    Padding of a parameter (rows of the vocabulary) lies inside its entry: its weights and gradients stay zero.
+    """
 
     name: str
     entries: tuple[Entry, ...]

@@ -22,6 +22,7 @@ from trigrid.blueprint.parameters import LocalParameter
 from trigrid.check.census import Census
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
+from trigrid.errors import Problem, Refused
 from trigrid.grid import grid_of
 from trigrid.ledger import STATE
 from trigrid.models.build import build_engine
@@ -102,6 +103,9 @@ def prove(job: Job, rank: int | None = None) -> Proof:
     """Run two steps of `rank` of `job` (by default one in the middle of the pipeline) and count the second."""
     assert not dist.is_initialized(), "a dry run needs a process of its own"
     grid = grid_of(job)
+    if rank is not None and not 0 <= rank < grid.world:
+        legal = (min(max(rank, 0), grid.world - 1),)
+        raise Refused([Problem("--rank", rank, f"must be from 0 to {grid.world - 1}", legal)])
     if rank is None:
         rank = grid.rank(grid.coord(0)._replace(pp=job.parallel.pp // 2))
     begun = time.process_time()

@@ -17,7 +17,7 @@ from trigrid.engine.pipeline import Observe, Pipeline
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
 from trigrid.ledger import Ledger
-from trigrid.schedule import Schedule, make_schedule, validate
+from trigrid.schedule import Kind, Schedule, make_schedule, validate
 from trigrid.schedule.generators import forward_only
 from trigrid.spec.job import Job
 from trigrid.spec.layout import zero_policy
@@ -118,6 +118,10 @@ class Engine:
 
 @lru_cache(maxsize=8)
 def _schedule(name: str, pp: int, microbatches: int) -> Schedule:
-    schedule = forward_only(pp, microbatches) if name == "forward" else make_schedule(name, pp, microbatches)
-    validate(schedule)
+    if name == "forward":
+        schedule = forward_only(pp, microbatches)
+        validate(schedule, (Kind.FORWARD,))
+    else:
+        schedule = make_schedule(name, pp, microbatches)
+        validate(schedule)
     return schedule

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from trigrid.schedule.actions import Action, Kind, Schedule, channels, receives, sends_to
 
 OUTSTANDING_SENDS = 1
+TRAINING = (Kind.FORWARD, Kind.BACKWARD)
 
 
-def validate(schedule: Schedule) -> None:
-    """Raise ValueError where `schedule` misses, repeats or misplaces an action, or where its ranks would wait in a
-    circle."""
-    _complete(schedule)
+def validate(schedule: Schedule, kinds: Sequence[Kind] = TRAINING) -> None:
+    """Raise ValueError where `schedule` misses, repeats or misplaces an action of `kinds`, or would wait in a circle."""
+    _complete(schedule, kinds)
     _play(schedule)
 
 
-def _complete(schedule: Schedule) -> None:
+def _complete(schedule: Schedule, kinds: Sequence[Kind]) -> None:
     counts = Counter(action for actions in schedule.ranks for action in actions)
-    kinds = {action.kind for action in counts} or {Kind.FORWARD}
     wanted = {Action(k, s, m) for k in kinds for s in range(schedule.stages) for m in range(schedule.microbatches)}
     if missing := wanted - counts.keys():
         raise ValueError(f"schedule {schedule.name}: missing {min(missing)}")

@@ -7,9 +7,10 @@ import sys
 import time
 
 import torch
+from torch import Tensor
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 8192}
-MEASURE_S = 0.3
+WINDOWS, WINDOW_S = 3, 0.15
 
 
 def matmul_flops_per_s(dtype: torch.dtype, device: torch.device) -> float:
@@ -18,14 +19,19 @@ def matmul_flops_per_s(dtype: torch.dtype, device: torch.device) -> float:
     a, b = torch.randn(size, size, device=device).to(dtype), torch.randn(size, size, device=device).to(dtype)
     for _ in range(2):
         a @ b
+    # The best of a few windows: another program may take the cores in one of them.
+    return max(_products_per_s(a, b, device) for _ in range(WINDOWS)) * 2.0 * size**3
+
+
+def _products_per_s(a: Tensor, b: Tensor, device: torch.device) -> float:
     done = 0
     _synchronise(device)
     started = time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < MEASURE_S:
+    while (elapsed := time.perf_counter() - started) < WINDOW_S:
         a @ b
         done += 1
         _synchronise(device)
-    return 2.0 * size**3 * done / elapsed
+    return done / elapsed
 
 
 def peak_memory_bytes(device: torch.device) -> int:

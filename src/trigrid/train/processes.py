@@ -38,7 +38,7 @@ def join(place: Place, device: torch.device) -> None:
             init_method=method,
             rank=place.rank,
             world_size=place.world,
-            device_id=device if device.type == "cuda" else None,
+            # No device_id: with one, NCCL groups are split from the world, which every rank would have to take part in.
         )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
