@@ -12,7 +12,7 @@ TRAINING = (Kind.FORWARD, Kind.BACKWARD)
 
 
 def validate(schedule: Schedule, kinds: Sequence[Kind] = TRAINING) -> None:
-    """Raise ValueError where `schedule` misses, repeats or misplaces an action of `kinds`, or would wait in a circle."""
+    """Raise ValueError where `schedule` misses, repeats or misplaces an action of `kinds`, or waits in a circle."""
     _complete(schedule, kinds)
     _play(schedule)
 
