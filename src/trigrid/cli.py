@@ -20,6 +20,7 @@ from cyclopts import App, Parameter
 
 import trigrid
 from trigrid.errors import Problem, Refused, RunFailed, TrigridError
+from trigrid.launch.place import RUN_DIR_VARIABLE
 
 app = App(
     name="trigrid",
@@ -63,16 +64,19 @@ def train(
     from trigrid.grid import golden_rules, grid_of
     from trigrid.job import dump_job, load_job
     from trigrid.launch.place import find_place
-    from trigrid.report.console import PhaseProgress, say
+    from trigrid.report.console import say
     from trigrid.spec.rules import check_trainable, warnings
 
     place = find_place(os.environ)
     resolved = load_job(job, overrides, world=place.world if place else None)
     grid = grid_of(resolved)
     _refuse(check_trainable(resolved))
-    if place is None or place.rank == 0:
+    first = place is None or place.rank == 0
+    if first and RUN_DIR_VARIABLE not in os.environ:
         for warning in [*warnings(resolved), *golden_rules(grid)]:
             say(f"warning: {warning}")
+    if dry_run and not first:
+        return
     if dry_run:
         if as_json:
             _print_json({"job": asdict(resolved), "groups": {a: grid.groups(a) for a in ("tp", "pp", "zero", "dp")}})
@@ -83,12 +87,8 @@ def train(
     from trigrid.train import local, trainer
 
     if place is None and resolved.parallel.world > 1:
-        from trigrid.data.prepare import prepare
-
         local.check_room(resolved)
-        with PhaseProgress() as progress:
-            prepare(resolved.data, resolved.model.vocab, progress)
-        run_dir = trainer.new_run_dir(resolved, job.stem)
+        run_dir = trainer.open_run(resolved, job.stem)
         say(f"starting {resolved.parallel.world} processes on this machine")
         local.run_local(resolved, ("train", str(job), *overrides, *(["--json"] if as_json else [])), run_dir)
         return
@@ -106,7 +106,7 @@ def parity(
     *overrides: Overrides,
     layouts: Annotated[
         str,
-        Parameter(help="`all`: every TP × PP × DP of 1, 2, 4 … WORLD processes; or a list such as `tp2pp2dp2,tp8`."),
+        Parameter(help="`all`: every TP × PP × DP of 1, 2, 4 … WORLD processes; or a list: `tp2pp2dp2,tp8`."),
     ] = "all",
     zero: Annotated[str, Parameter(help="ZeRO stages to try, comma-separated.")] = "0,1,2,3",
     world: Annotated[int, Parameter(help="Processes to use at most.")] = 8,
@@ -126,16 +126,16 @@ def parity(
     trigrid parity examples/parity.toml --world 4 --dtype fp32 --model.tied true
     ```
     """
-    from trigrid.check.matrix import choose, run_matrix, verdict_table
+    from trigrid.check.matrix import as_json_value, choose, run_matrix, verdict_table
     from trigrid.job import load_job
     from trigrid.report.console import say
     from trigrid.spec.rules import check_trainable
 
     resolved = load_job(job, [*overrides, "--run.precision", dtype])
     _refuse(check_trainable(resolved))
-    verdicts = run_matrix(resolved, choose(resolved, layouts, zero, world), say)
+    verdicts = run_matrix(resolved, choose(resolved, layouts, zero, world, say), say)
     if as_json:
-        _print_json([asdict(verdict) for verdict in verdicts])
+        _print_json([as_json_value(verdict) for verdict in verdicts])
     else:
         print(verdict_table(verdicts))
     if not all(verdict.passed for verdict in verdicts):
@@ -165,10 +165,12 @@ def prove(
     """
     from trigrid.check.prove import prove as run
     from trigrid.job import load_job
+    from trigrid.report.console import say
     from trigrid.spec.rules import check_trainable
 
     resolved = load_job(job, overrides)
     _refuse(check_trainable(resolved))
+    say(f"running one rank of {resolved.parallel.world:,}: a step of one microbatch, then a whole one")
     proof = run(resolved, rank)
     if as_json:
         _print_json(asdict(proof))
@@ -185,17 +187,25 @@ def main() -> None:
     except cyclopts.CycloptsError as error:
         print(f"trigrid: {error}", file=sys.stderr)
         sys.exit(2)
-    except RunFailed as error:
-        print(f"trigrid: {error}", file=sys.stderr)
-        _leave(1)
     except TrigridError as error:
-        print(f"trigrid: {error}", file=sys.stderr)
+        # A rank has left its error where whoever started it finds and tells it.
+        if RUN_DIR_VARIABLE not in os.environ:
+            print(f"trigrid: {error}", file=sys.stderr)
+        _leave(1 if isinstance(error, RunFailed) else 2)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy", "tokenizers"):
+            raise
+        print(f"trigrid: this command needs {error.name}: pip install 'trigrid[train]'", file=sys.stderr)
         _leave(2)
+    except BrokenPipeError:
+        # Whoever read our output has had enough of it.
+        os._exit(1)
     except KeyboardInterrupt:
         print("trigrid: stopped", file=sys.stderr)
         _leave(130)
     except Exception:
-        traceback.print_exc()
+        if RUN_DIR_VARIABLE not in os.environ:
+            traceback.print_exc()
         _leave(1)
 
 
@@ -216,4 +226,4 @@ def _commented(text: str) -> str:
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=1))
+    print(json.dumps(value, indent=1, allow_nan=False))

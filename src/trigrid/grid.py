@@ -33,6 +33,9 @@ class Coord(NamedTuple):
     tp: int
 
 
+PICTURED_REPLICAS = 8
+
+
 @dataclass(frozen=True)
 class Grid:
     """rank ↔ (dp, pp, cp, tp) in `layout.order`, slowest axis first.
@@ -123,14 +126,19 @@ class Grid:
         return max(self.tier(group) for group in self.groups(name))
 
     def picture(self) -> str:
-        """The grid as text: one line per data-parallel replica and pipeline stage, TP ranks side by side."""
+        """The grid as text: one line per data-parallel replica and pipeline stage, TP ranks side by side; of many
+        replicas the first and the last."""
         width = len(str(self.world - 1))
+        layout = self.layout
+        shown = range(layout.dp) if layout.dp <= PICTURED_REPLICAS else (0, 1, layout.dp - 1)
         lines = []
-        for dp in range(self.layout.dp):
-            for pp in range(self.layout.pp):
+        for dp in shown:
+            if dp > 2 and dp == layout.dp - 1 and len(shown) < layout.dp:
+                lines.append(f"… {layout.dp - 3} replicas alike")
+            for pp in range(layout.pp):
                 cells = [
-                    " ".join(f"{self.rank(Coord(dp, pp, cp, tp)):>{width}}" for tp in range(self.layout.tp))
-                    for cp in range(self.layout.cp)
+                    " ".join(f"{self.rank(Coord(dp, pp, cp, tp)):>{width}}" for tp in range(layout.tp))
+                    for cp in range(layout.cp)
                 ]
                 lines.append(f"dp {dp}  pp {pp}  tp [{' | '.join(cells)}]")
         return "\n".join(lines)

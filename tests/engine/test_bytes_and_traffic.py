@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.jobs import named, small_job
-from helpers.probes import Seen, watch
+from helpers.probes import Seen, count_unfinished_sends, watch
 
 from trigrid.check.pool import Pool
 from trigrid.ledger import STATE
@@ -107,3 +107,9 @@ def test_survivors_are_named(pool: Pool) -> None:
     job = small_job(named("dp2", zero=3))
     for seen in pool.run(watch, 2, job, "layers.2"):
         assert seen.survivors == {"layers.2"}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_at_most_one_send_of_a_channel_is_under_way(pool: Pool, schedule: str) -> None:
+    """What the validator assumes of the interpreter; more would keep one activation alive per send."""
+    assert set(pool.run(count_unfinished_sends, 4, small_job(named("pp4", schedule=schedule)))) == {1}

@@ -22,6 +22,7 @@ def test_a_bad_gradient_changes_nothing(pool: Pool, zero: int, value: float) -> 
         assert seen.result.not_finite == ("rank 7: layers.4.down.weight",)
         assert not seen.result.updated
         assert seen.unchanged
+        assert seen.as_if_never
         assert seen.later.updated
         assert math.isfinite(seen.later.gradient_norm)
 

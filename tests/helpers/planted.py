@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import torch.distributed as dist
 from torch import Tensor
 
 from trigrid.engine import zero
@@ -66,6 +67,14 @@ def kv_gradients_not_summed() -> Iterator[None]:
     """TP ranks that hold the same KV head keep their own part of its gradient."""
 
     with patch.object(Bucket, "held_runs", _without_sums_over("kv")):
+        yield
+
+
+@contextmanager
+def the_other_backend() -> Iterator[None]:
+    """No bug: the paths that NCCL takes (a group for each channel, its own reduce-scatter, the first use of each), on
+    gloo."""
+    with patch.object(dist, "get_backend", lambda *_: "nccl"):
         yield
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trigrid.check.census import Census
@@ -61,25 +63,40 @@ def watch(rank: int, job: Job, hoarder: str = "") -> Seen:
 
 @dataclass(frozen=True)
 class Guarded:
+    """What became of the bad step and of the one after it; whether weights were unchanged by the bad one, and whether
+    the one after it was, bit for bit, that of a run without a bad one (so the moments were unchanged too)."""
+
     result: StepResult
-    unchanged: bool
     later: StepResult
+    unchanged: bool
+    as_if_never: bool
 
 
 def poison(rank: int, job: Job, culprit: int, parameter: str, value: float) -> Guarded:
-    """One good step, one in which `culprit`'s own gradient of `parameter` has one bad element, one good step."""
-    comm = Comm(grid_of(job), rank)
-    engine = build_engine(job, comm, torch.device("cpu"))
+    """A good step, one in which `culprit`'s own gradient of `parameter` has one bad element, a good step; and the same
+    without the bad one."""
 
-    def step(number: int) -> StepResult:
-        return engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, number)), 1e-3)
+    def run(bad: bool) -> tuple[StepResult | None, StepResult, bool, list[Tensor]]:
+        comm = Comm(grid_of(job), rank)
+        engine = build_engine(job, comm, torch.device("cpu"))
 
-    step(0)
-    before = _state(engine.buckets)
-    with _poisoned(parameter if rank == culprit else "", value):
-        result = step(1)
-    unchanged = all(torch.equal(a, b) for a, b in zip(before, _state(engine.buckets), strict=True))
-    return Guarded(result, unchanged, step(2))
+        def step(number: int) -> StepResult:
+            return engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, number)), 1e-3)
+
+        step(0)
+        before = _state(engine.buckets)
+        result = None
+        if bad:
+            with _poisoned(parameter if rank == culprit else "", value):
+                result = step(1)
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, _state(engine.buckets), strict=True))
+        return result, step(2), unchanged, _state(engine.buckets)
+
+    result, later, unchanged, after = run(bad=True)
+    assert result is not None
+    _, wanted, _, undisturbed = run(bad=False)
+    same = later == wanted and all(torch.equal(a, b) for a, b in zip(after, undisturbed, strict=True))
+    return Guarded(result, later, unchanged, same)
 
 
 def _state(buckets: dict[str, Bucket]) -> list[Tensor]:
@@ -124,3 +141,31 @@ def evaluate_and_train(rank: int, job: Job) -> tuple[float, float]:
     engine = build_engine(job, comm, torch.device("cpu"))
     rows = [share(rows, job, comm.coord.dp) for rows in batch(job, 0)]
     return engine.evaluate(*rows), engine.step(rows[0], rows[1], 1e-2).loss
+
+
+def count_unfinished_sends(rank: int, job: Job) -> int:
+    """The most sends of one channel that were under way at once during a step."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    unfinished: dict[int, int] = {}
+    most = 0
+    isend = dist.isend
+
+    class Counted:
+        def __init__(self, work: dist.Work, to: int):
+            self._work, self._to = work, to
+
+        def wait(self) -> None:
+            self._work.wait()
+            unfinished[self._to] -= 1
+
+    def counted(tensor: Tensor, dst: int, **options: Any) -> Counted:
+        nonlocal most
+        unfinished[dst] = unfinished.get(dst, 0) + 1
+        most = max(most, unfinished[dst])
+        return Counted(isend(tensor, dst, **options), dst)
+
+    with patch.object(dist, "isend", counted):
+        engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
+    assert not any(unfinished.values()), unfinished
+    return most

@@ -56,10 +56,10 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"optimizer.beta2": -0.1}, ["optimizer.beta2 = -0.1: must be in [0, 1); nearest legal: 0.0"]),
     ({"optimizer.min_lr_ratio": 1.5}, ["optimizer.min_lr_ratio = 1.5: must be in [0, 1]; nearest legal: 1.0"]),
     ({"optimizer.clip_norm": -1.0}, ["optimizer.clip_norm = -1.0: must be in [0, inf); nearest legal: 0.0"]),
-    ({"data.validation_fraction": 0.0}, ["data.validation_fraction = 0.0: must be in (0, 0.5]"]),
+    ({"data.validation_fraction": 0.0}, ["data.validation_fraction = 0.0: must be in [0, 0.5]"]),
     (
         {"data.validation_fraction": 0.6},
-        ["data.validation_fraction = 0.6: must be in (0, 0.5]; nearest legal: 0.5"],
+        ["data.validation_fraction = 0.6: must be in [0, 0.5]; nearest legal: 0.5"],
     ),
     ({"run.out": ""}, ['run.out = "": must not be empty']),
     (

@@ -40,7 +40,8 @@ SRUN = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "8",
     "SLURM_LOCALID": "1",
-    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NODEID": "1",
     "SLURM_STEP_ID": "0",
     "SLURM_JOB_ID": "123456",
     "SLURM_STEP_NODELIST": "gpu[003-004]",
@@ -51,6 +52,8 @@ def test_places() -> None:
     assert find_place({}) is None
     assert find_place(TORCHRUN) == Place(5, 8, 1, 4, "a", 1, "torchrun")
     assert find_place(SRUN) == Place(5, 8, 1, 4, "gpu003", 23_456, "srun")
+    assert find_place({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "5,3"}) == Place(5, 8, 1, 3, "gpu003", 23_456, "srun")
+    assert find_place({**SRUN, "SLURM_NTASKS": "1"}) is None
     assert find_place({**SRUN, "MASTER_ADDR": "b", "MASTER_PORT": "7"}) == Place(5, 8, 1, 4, "b", 7, "srun")
 
 
@@ -58,6 +61,13 @@ def test_places() -> None:
 def test_a_broken_launcher_is_told(bad: dict[str, str]) -> None:
     with pytest.raises(Refused) as told:
         find_place({**TORCHRUN, **bad})
+    assert next(iter(bad)) in str(told.value)
+
+
+@pytest.mark.parametrize("bad", [{"SLURM_STEP_TASKS_PER_NODE": "4(x"}, {"SLURM_NODEID": "2"}, {"SLURM_PROCID": ""}])
+def test_a_broken_srun_is_told(bad: dict[str, str]) -> None:
+    with pytest.raises(Refused) as told:
+        find_place({**SRUN, **bad})
     assert next(iter(bad)) in str(told.value)
 
 
@@ -71,7 +81,7 @@ def test_first_host(hosts: str, first: str) -> None:
 
 def test_the_rank_that_a_signal_ended_is_named_before_those_that_missed_it(tmp_path: Path) -> None:
     record(tmp_path, 0, RuntimeError("connection closed by peer"))
-    told = first_failure(tmp_path, {0: 1, 2: -signal.SIGKILL, 3: -signal.SIGTERM})
+    told = first_failure(tmp_path, {0: 1, 2: -signal.SIGKILL})
     assert str(told).startswith("rank 2 was ended by SIGKILL")
 
 

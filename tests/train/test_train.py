@@ -104,10 +104,11 @@ def test_a_world_that_does_not_fit(job: Path) -> None:
 
 
 def test_under_torchrun_dp_follows_from_the_world(job: Path) -> None:
-    """Every rank prints nothing but rank 0."""
+    """And rank 0 speaks for all."""
     code, out, err = run("train", job, "--tp", "2", "--dry-run", "--json", RANK="0", WORLD_SIZE="4")
     assert code == 0, err
     assert json.loads(out)["job"]["parallel"]["dp"] == 2
+    assert run("train", job, "--tp", "2", "--dry-run", RANK="1", WORLD_SIZE="4") == (0, "", "")
 
 
 def test_more_ranks_than_this_machine_starts(job: Path) -> None:
@@ -124,6 +125,9 @@ def test_more_ranks_than_this_machine_starts(job: Path) -> None:
         (["--tp", "3"], "must divide model.heads = 4"),
         (["--parallel.tq", "2"], "parallel.tp"),
         (["--steps", "2.5"], "2.5"),
+        (["--run.out", "/dev/null/x"], "run.out = /dev/null/x"),
+        (["--data.validation_fraction", "0"], "run.validate_every = 2"),
+        (["--batch.sequence", "64", "--data.validation_fraction", "0.02"], "data.validation_fraction"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(job: Path, arguments: list[str], told: str) -> None:

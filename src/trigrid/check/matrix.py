@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from math import isfinite
 from typing import cast, get_args
 
-from trigrid.check.parity import Verdict, judge, judge_bf16, layouts, reference, run_rank
+from trigrid.blueprint import decoder
+from trigrid.check.parity import Verdict, judge, judge_bf16, layouts, reference, reshaped, run_rank
 from trigrid.check.pool import Pool
 from trigrid.errors import Problem, Refused
 from trigrid.report.console import duration, table
@@ -16,33 +18,42 @@ from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout, ZeroStage
 from trigrid.spec.rules import check
 
+LARGEST_MODEL = 50_000_000
 NAMED = re.compile(r"(tp|pp|dp)(\d+)")
 
 
-def choose(job: Job, names: str, zero: str, world: int) -> list[Layout]:
-    """The layouts that `names` ("all", or a list such as "tp2pp2dp2,tp8") and `zero` ("0,1,2,3") mean, as far as the
-    rules allow them for `job`. Raises Refused for a name that means nothing, for one that is not allowed, or if none
-    is."""
+def choose(job: Job, names: str, zero: str, world: int, say: Callable[[str], None]) -> list[Layout]:
+    """The layouts that `names` ("all", or a list such as "tp2pp2dp2,tp8") and `zero` ("0,1,2,3") mean.
+
+    "all" leaves out what the rules do not allow for `job`, and tells `say`. Raises Refused for a name that means
+    nothing or is not allowed, if nothing is left, and for a model that is too large to be compared in memory.
+    """
+    if (count := decoder(job.model).count) > LARGEST_MODEL:
+        reason = f"parity compares whole gradients in memory: a model of at most {LARGEST_MODEL:,} parameters"
+        raise Refused([Problem("model", f"{count:,} parameters", reason)])
     stages = [_stage(text) for text in zero.split(",")]
     if names == "all":
-        sizes = [n for n in (1, 2, 4, 8, 16) if n <= world]
-        every = layouts(sizes, job.parallel, stages)
-        legal = [layout for layout in every if not check(replace(job, parallel=layout))]
+        every = list(layouts([2**n for n in range(world.bit_length()) if 2**n <= world], job.parallel, stages))
+        problems = {layout: check(replace(job, parallel=layout)) for layout in every}
+        legal = [layout for layout in every if not problems[layout]]
         if not legal:
             raise Refused([Problem("--layouts", names, f"no layout of up to {world} processes suits this job")])
+        if left_out := [layout for layout in every if problems[layout]]:
+            first = left_out[0]
+            say(f"left out {len(left_out)} of {len(every)} layouts, as {layout_name(first)}: {problems[first][0]}")
         return legal
     chosen = []
     for name in names.split(","):
         degrees = {axis: int(degree) for axis, degree in NAMED.findall(name)}
-        if not degrees or NAMED.sub("", name):
+        if not degrees or NAMED.sub("", name) or len(degrees) < len(NAMED.findall(name)):
             raise Refused([Problem("--layouts", name, "is no layout", ("all", "tp2pp2dp2", "tp4", "pp2dp4"))])
         tp, pp, dp = (degrees.get(axis, 1) for axis in ("tp", "pp", "dp"))
         for stage in stages:
-            layout = replace(job.parallel, tp=tp, pp=pp, cp=1, dp=dp, dp_replicate=1, zero=stage, stage_layers=())
+            layout = reshaped(job.parallel, tp, pp, dp, stage)
+            if problems_here := check(replace(job, parallel=layout)):
+                raise Refused(problems_here)
             if layout.world > world:
                 raise Refused([Problem("--world", world, f"{name} takes {layout.world} processes", (layout.world,))])
-            if problems := check(replace(job, parallel=layout)):
-                raise Refused(problems)
             chosen.append(layout)
     return chosen
 
@@ -98,3 +109,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     return (
         f"{table(header, rows)}\n{passed} of {len(verdicts)} layouts agree with one process ({verdicts[0].precision})"
     )
+
+
+def as_json_value(verdict: Verdict) -> dict[str, object]:
+    """The fields of a verdict; JSON has no NaN, so what was not measured or is not finite is null."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in asdict(verdict).items()}

@@ -85,15 +85,20 @@ def layouts(sizes: Sequence[int], base: Layout, stages: Sequence[ZeroStage] = (0
         for tp in divisors:
             for pp in (d for d in divisors if world // tp % d == 0):
                 for zero in stages:
-                    yield replace(
-                        base, tp=tp, pp=pp, cp=1, dp=world // (tp * pp), dp_replicate=1, zero=zero, stage_layers=()
-                    )
+                    yield reshaped(base, tp, pp, world // (tp * pp), zero)
+
+
+def reshaped(base: Layout, tp: int, pp: int, dp: int, zero: ZeroStage) -> Layout:
+    """`base` with other degrees; its replicas and its split of layers stay where they still fit."""
+    replicas = base.dp_replicate if dp % base.dp_replicate == 0 else 1
+    split = base.stage_layers if len(base.stage_layers) == pp else ()
+    return replace(base, tp=tp, pp=pp, cp=1, dp=dp, dp_replicate=replicas, zero=zero, stage_layers=split)
 
 
 def batch(job: Job, step: int) -> tuple[Tensor, Tensor]:
     """Tokens and labels [global batch, sequence] of a step: random, some labels ignored, those of the
     first quarter of the batch wholly so, so that there are microbatches and ranks without a single valid token."""
-    generator = torch.Generator().manual_seed(job.run.seed * 1000 + step)
+    generator = torch.Generator().manual_seed((job.run.seed * 1000 + step) % 2**63)
     shape = (job.batch.global_batch, job.batch.sequence + 1)
     drawn = torch.randint(0, job.model.vocab, shape, generator=generator)
     tokens, labels = drawn[:, :-1].contiguous(), drawn[:, 1:].clone()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trigrid.errors import RunFailed
+from trigrid.launch.place import LOOPBACK
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def _receive(pipe: Connection, rank: int) -> Any:
 
 def _work(rank: int, pipe: Connection) -> None:
     """A worker: runs what it is sent until its pipe closes."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     import torch
     import torch.distributed as dist
 

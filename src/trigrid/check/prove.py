@@ -7,7 +7,6 @@ backend) and the tensors (FakeTensorMode) differ.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from trigrid.models.build import build_engine
 from trigrid.plan.state import rank_state
 from trigrid.plan.traffic import step_traffic
 from trigrid.report.console import table
+from trigrid.report.host import peak_resident_bytes
 from trigrid.spec.job import Job
 
 
@@ -73,18 +73,18 @@ class Proof:
 
     def __str__(self) -> str:
         state = [
-            [line.name, _gib(line.predicted), _gib(line.traced), _gib(self.peak_state.get(line.name, 0)), _mark(line)]
+            [line.name, *map(_size, (line.predicted, line.traced, self.peak_state.get(line.name, 0))), _mark(line)]
             for line in self.state
         ]
         total = [sum(getattr(line, side) for line in self.state) for side in ("predicted", "traced")]
-        state.append(["total", *map(_gib, total), "", ""])
+        state.append(["total", *map(_size, total), "", ""])
         traffic = [
             [
                 calls.name,
                 f"{calls.predicted:,}",
                 f"{calls.traced:,}",
-                _gib(payload.predicted),
-                _gib(payload.traced),
+                _size(payload.predicted),
+                _size(payload.traced),
                 _mark(calls) or _mark(payload),
             ]
             for calls, payload in zip(self.calls, self.payload, strict=True)
@@ -92,10 +92,10 @@ class Proof:
         kept = f"\nstill alive after being given up: {', '.join(self.survivors)}" if self.survivors else ""
         return (
             f"rank {self.rank} of {self.world}: {self.role}\n\n"
-            f"{table(['state, GiB', 'predicted', 'traced', 'peak in step', ''], state)}\n\n"
-            f"{table(['traffic of a step', 'calls', 'traced', 'GiB', 'traced', ''], traffic)}{kept}\n\n"
+            f"{table(['state', 'predicted', 'traced', 'peak in step', ''], state)}\n\n"
+            f"{table(['traffic of a step', 'calls', 'traced', 'payload', 'traced', ''], traffic)}{kept}\n\n"
             f"{'predicted = traced' if self.holds else 'predicted and traced DIFFER'}"
-            f" ({self.cpu_s:.1f} CPU-s, {_gib(self.host_bytes)} GiB of this host)"
+            f" ({self.cpu_s:.1f} CPU-s, {_size(self.host_bytes)} of this host)"
         )
 
 
@@ -148,12 +148,14 @@ def _proof(job: Job, engine: Engine, census: Census, cpu_s: float) -> Proof:
         peak_state=census.peak,
         survivors=tuple(sorted(census.survivors)),
         cpu_s=cpu_s,
-        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        host_bytes=peak_resident_bytes(),
     )
 
 
-def _gib(n: int) -> str:
-    return f"{n / 2**30:,.3f}"
+def _size(n: int) -> str:
+    """Bytes in the largest unit that leaves at least one before the point."""
+    power, unit = next((p, u) for p, u in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if n >= 2**p or not p)
+    return f"{n / 2**power:,.3f} {unit}" if power else f"{n} B"
 
 
 def _mark(line: Line) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from trigrid.data.cache import build_once, cache_root
@@ -51,6 +52,16 @@ class Prepared:
     tokenizer: Path
     hash: str
     cached: bool
+
+
+def save(prepared: Prepared, path: Path) -> None:
+    """Leave `prepared` as JSON for the other processes of a run."""
+    path.write_bytes(TypeAdapter(Prepared).dump_json(prepared, indent=1))
+
+
+def load(path: Path) -> Prepared:
+    """What `save` left."""
+    return TypeAdapter(Prepared).validate_json(path.read_bytes())
 
 
 def prepare(data: Data, vocab: int, progress: Progress) -> Prepared:

@@ -14,6 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trigrid.grid import Grid
+from trigrid.plan.traffic import TransferKind
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Transfer(NamedTuple):
     """What is counted: the axis a message crossed and the kind of call."""
 
     axis: str
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "send", "receive"]
+    kind: TransferKind
 
 
 @dataclass
@@ -79,12 +82,12 @@ class Pending:
 class Comm:
     """The communication of one rank of a grid, over the default process group, which must be the grid's world.
 
-    A world of one rank needs no process group at all.
+    A world of one rank needs no process group at all. `device` is where the tensors live that will be sent.
     """
 
     AXES = ("tp", "kv", "pp", "zero", "replicate", "tied")
 
-    def __init__(self, grid: Grid, rank: int):
+    def __init__(self, grid: Grid, rank: int, device: torch.device = CPU):
         self.grid = grid
         self.rank = rank
         self.coord = grid.coord(rank)
@@ -98,6 +101,8 @@ class Comm:
         self._groups["batch"] = replace(self._groups["zero"], axis="batch") if same else self._make_group("batch")
         self._groups["world"] = Group("world", everyone, rank, dist.group.WORLD if joined else None)
         self._channels = self._open_channels()
+        if joined and not self._gloo:
+            self._connect(device)
 
     def _make_group(self, axis: str) -> Group:
         ranks = self.grid.group(axis, self.rank)
@@ -108,7 +113,7 @@ class Comm:
     def _new_group(ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
         """A group that only its members make. torch names it by its ranks and by how many groups this process has made
         before, so every rank must make equally many in the same order, if need be one of itself alone."""
-        made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=purpose)
+        made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=purpose, sort_ranks=False)
         assert isinstance(made, dist.ProcessGroup), ranks
         return made
 
@@ -157,12 +162,10 @@ class Comm:
         return Pending(work, lambda: shard)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
-        """A channel in each direction between pipeline ranks that follow each other, the last and the first
-        included."""
+        """A channel in each direction between pipeline ranks that follow each other."""
         group = self._groups["pp"]
-        pairs = {(i, (i + step) % group.size) for i in range(group.size) for step in (1, group.size - 1)}
         channels = {}
-        for src, dst in sorted(pair for pair in pairs if pair[0] != pair[1]):
+        for src, dst in sorted({pair for i in range(group.size - 1) for pair in ((i, i + 1), (i + 1, i))}):
             handle = group.handle
             mine = group.index in (src, dst)
             if not self._gloo:
@@ -172,6 +175,19 @@ class Comm:
             if mine:
                 channels[src, dst] = Channel(self, group.ranks[src], group.ranks[dst], handle)
         return channels
+
+    def _connect(self, device: torch.device) -> None:
+        """Use every group and channel once, in the same order on every rank.
+
+        NCCL connects at first use and blocks the host meanwhile: two ranks that first post a receive from each other
+        would wait for ever, and a communicator cannot connect while a kernel of another one spins.
+        """
+        token = torch.zeros(1, device=device)
+        for group in self._groups.values():
+            if group.handle is not None:
+                dist.all_reduce(token, group=group.handle)
+        for channel in self._channels.values():
+            channel.connect(token)
 
     def channel(self, src: int, dst: int) -> Channel:
         """The channel from pipeline rank `src` to `dst`, one of which is this rank's."""
@@ -217,6 +233,17 @@ class Channel:
         if self._sending is not None:
             self._sending[0].wait()
             self._sending = None
+
+    def connect(self, token: Tensor) -> None:
+        """Pass `token` once, and wait until it has passed."""
+        here = self._comm.rank == self._src
+        work = (
+            dist.isend(token, self._dst, group=self._handle)
+            if here
+            else dist.irecv(token, self._src, group=self._handle)
+        )
+        assert work is not None
+        work.wait()
 
     def receive_start(self, tensor: Tensor) -> Pending:
         """Post a receive into `tensor`."""

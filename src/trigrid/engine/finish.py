@@ -67,20 +67,22 @@ class ShardOptimizer:
                 weight = bucket.master[span]
                 self._slices.append((name, span, weight))
                 groups[run.decay].append(weight)
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": weights, "weight_decay": spec.weight_decay if decay else 0.0}
-                for decay, weights in groups.items()
-                if weights
-            ],
-            lr=spec.lr,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.eps,
-            fused=True,
+        parameters = [
+            {"params": weights, "weight_decay": spec.weight_decay if decay else 0.0}
+            for decay, weights in groups.items()
+            if weights
+        ]
+        # A rank whose shards are all tail has nothing to update.
+        self._adamw = (
+            torch.optim.AdamW(parameters, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+            if parameters
+            else None
         )
 
     def step(self, gradients: Mapping[str, Tensor], lr: float) -> None:
         """One update with the gradients of each bucket's `held` range."""
+        if self._adamw is None:
+            return
         for group in self._adamw.param_groups:
             group["lr"] = lr
         for name, span, weight in self._slices:
@@ -91,6 +93,8 @@ class ShardOptimizer:
 
     def live_bytes(self) -> int:
         """Bytes of the moments."""
+        if self._adamw is None:
+            return 0
         return sum(
             moment.untyped_storage().nbytes()
             for state in self._adamw.state.values()

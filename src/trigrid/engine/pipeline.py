@@ -11,8 +11,6 @@ from trigrid.engine.comm import Channel, Comm, Pending
 from trigrid.engine.units import Microbatch, Stage
 from trigrid.schedule import Action, Kind, Schedule, channels, receives, sends_to
 
-Observe = Callable[[Action], None]
-
 
 class _Inbox:
     """Messages of one incoming channel: one receive is posted ahead, and those taken early wait here."""
@@ -49,16 +47,10 @@ class Pipeline:
         self._dtype = dtype
         self._device = device
 
-    def run(
-        self,
-        schedule: Schedule,
-        microbatches: Sequence[Microbatch],
-        boundary: tuple[int, ...],
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def run(self, schedule: Schedule, microbatches: Sequence[Microbatch], boundary: tuple[int, ...]) -> Tensor:
         """Run `schedule` and return the scaled loss summed over `microbatches`, zero where the last stage is elsewhere.
 
-        boundary: shape of the activation between two stages. observe: called after each action.
+        boundary: shape of the activation between two stages.
         """
         training = any(action.kind is Kind.BACKWARD for action in schedule.ranks[self._rank])
         routes = channels(schedule)
@@ -68,10 +60,9 @@ class Pipeline:
             if dst == self._rank
         }
         losses: list[Tensor] = []
-        local: dict[Action, Tensor] = {}
         for action in schedule.ranks[self._rank]:
             stage = self._stages[action.stage]
-            x = self._input(schedule, action, inboxes, local, microbatches)
+            x = self._input(schedule, action, inboxes, microbatches)
             if action.kind is Kind.FORWARD:
                 y: Tensor | None = stage.forward(x, action.microbatch, microbatches[action.microbatch], training)
                 if action.stage == schedule.stages - 1:
@@ -84,11 +75,7 @@ class Pipeline:
             if target is not None:
                 assert y is not None
                 self._comm.channel(self._rank, target).send(y)
-            elif y is not None and not self._ends(schedule, action):
-                local[action] = y
             del y
-            if observe is not None:
-                observe(action)
         for src, dst in routes:
             if src == self._rank:
                 self._comm.channel(src, dst).drain()
@@ -100,25 +87,15 @@ class Pipeline:
         schedule: Schedule,
         action: Action,
         inboxes: Mapping[int, _Inbox],
-        local: dict[Action, Tensor],
         microbatches: Sequence[Microbatch],
     ) -> Tensor:
-        """What `action` starts from: a message, another stage's result on this rank, tokens, or one for the loss."""
+        """What `action` starts from: a message, the tokens, or one for the gradient of the loss."""
         message = receives(schedule, action)
         if message is not None:
             return inboxes[schedule.placement[message.stage]].take(message)
         if action.kind is Kind.FORWARD:
-            if action.stage == 0:
-                return microbatches[action.microbatch].tokens_SB
-            return local.pop(action._replace(stage=action.stage - 1))
-        if action.stage == schedule.stages - 1:
-            return torch.ones((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
-        return local.pop(action._replace(stage=action.stage + 1))
-
-    @staticmethod
-    def _ends(schedule: Schedule, action: Action) -> bool:
-        """Whether nothing follows: the loss, or the gradient of the tokens."""
-        return action.stage == (schedule.stages - 1 if action.kind is Kind.FORWARD else 0)
+            return microbatches[action.microbatch].tokens_SB
+        return torch.ones((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
 
     def _buffer(self, boundary: tuple[int, ...]) -> Tensor:
         return torch.empty(boundary, dtype=self._dtype, device=self._device)

@@ -13,7 +13,7 @@ from trigrid.blueprint.buckets import stage_buckets
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
-from trigrid.engine.pipeline import Observe, Pipeline
+from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
 from trigrid.ledger import Ledger
@@ -66,14 +66,14 @@ class Engine:
         self.accumulate(tokens, labels)
         return self.update(self.sum_gradients(), lr)
 
-    def accumulate(self, tokens: Tensor, labels: Tensor, observe: Observe | None = None) -> None:
-        """Forward and backward of every microbatch; `observe` is called after each action of the schedule."""
+    def accumulate(self, tokens: Tensor, labels: Tensor) -> None:
+        """Forward and backward of every microbatch."""
         microbatches = self._microbatches(tokens, labels)
         for bucket in self.buckets.values():
             users = sum(bucket in unit.buckets for unit in self.stage.units)
             bucket.start_step(users * len(microbatches))
         schedule = _schedule(self.job.parallel.schedule, self.job.parallel.pp, len(microbatches))
-        self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens), observe)
+        self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens))
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """After `accumulate`: complete gradients of what this rank holds of each bucket."""

@@ -213,7 +213,8 @@ class Bucket:
             self.weights.copy_(self.master)
 
     def live_bytes(self) -> Ledger:
-        """State alive now, from the storages themselves; a storage that serves two purposes counts once."""
+        """State alive now, from the storages themselves; a storage that serves two purposes counts once. What a
+        reduction under way receives into is communication, not state, and is not counted."""
         seen: set[int] = set()
 
         def count(*tensors: Tensor | None) -> int:

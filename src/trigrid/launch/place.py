@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trigrid.errors import Problem, Refused
+
+RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
+"""Set for the ranks that `trigrid train` itself starts: the folder of their run, where they also leave their errors."""
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+"""The network interface on which processes of one machine meet."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +41,15 @@ def find_place(env: Mapping[str, str]) -> Place | None:
             port=_number(env, "MASTER_PORT", "29500"),
             launcher="torchrun",
         )
-    elif "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
+    elif "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and env.get("SLURM_NTASKS", "1") != "1":
+        # One task is a shell on a node, not a rank of a job.
         hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))
         job = _number(env, "SLURM_JOB_ID", "0")
         place = Place(
             rank=_number(env, "SLURM_PROCID"),
             world=_number(env, "SLURM_NTASKS"),
             local_rank=_number(env, "SLURM_LOCALID"),
-            local_world=int(env.get("SLURM_NTASKS_PER_NODE", env["SLURM_NTASKS"]).split("(")[0]),
+            local_world=tasks_of_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(env, "SLURM_NODEID", "0")),
             address=env.get("MASTER_ADDR", first_host(hosts)),
             # Jobs that share a node must not share a port.
             port=_number(env, "MASTER_PORT", str(20_000 + job % 20_000)),
@@ -62,6 +69,19 @@ def first_host(hosts: str) -> str:
         return "127.0.0.1"
     prefix, numbers = match.groups()
     return prefix + (re.split(r"[-,]", numbers)[0] if numbers else "")
+
+
+def tasks_of_node(tasks: str, node: int) -> int:
+    """Tasks on node number `node` of a Slurm list such as `8(x2),4`: eight on two nodes each, then four."""
+    counts = []
+    for part in tasks.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise Refused([Problem("SLURM_STEP_TASKS_PER_NODE", tasks, "is no list of tasks per node")])
+        counts += [int(match[1])] * int(match[2] or 1)
+    if node >= len(counts):
+        raise Refused([Problem("SLURM_NODEID", node, f"SLURM_STEP_TASKS_PER_NODE = {tasks} has {len(counts)} nodes")])
+    return counts[node]
 
 
 def _number(env: Mapping[str, str], key: str, default: str | None = None) -> int:

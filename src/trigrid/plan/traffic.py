@@ -17,7 +17,7 @@ from trigrid.spec.job import Job
 from trigrid.spec.layout import ZeroPolicy, zero_policy
 from trigrid.spec.precision import FORMAT_BYTES, PRECISIONS
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "receive"]
+TransferKind = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "receive"]
 WIDE_BYTES = 8
 
 
@@ -26,15 +26,12 @@ class Count(NamedTuple):
     payload_bytes: int
 
 
-Traffic = dict[tuple[str, Kind], Count]
-
-
-def step_traffic(job: Job, rank: int) -> Traffic:
+def step_traffic(job: Job, rank: int) -> dict[tuple[str, TransferKind], Count]:
     """What the engine's step moves on `rank`."""
     grid = grid_of(job)
-    found: dict[tuple[str, Kind], list[int]] = defaultdict(lambda: [0, 0])
+    found: dict[tuple[str, TransferKind], list[int]] = defaultdict(lambda: [0, 0])
 
-    def add(axis: str, kind: Kind, payload_bytes: int, calls: int = 1) -> None:
+    def add(axis: str, kind: TransferKind, payload_bytes: int, calls: int = 1) -> None:
         if calls and payload_bytes and len(grid.group(axis, rank)) > 1:
             found[axis, kind][0] += calls
             found[axis, kind][1] += calls * payload_bytes
@@ -57,7 +54,7 @@ def step_traffic(job: Job, rank: int) -> Traffic:
 class Add(Protocol):
     """Counts calls of one transfer, each with the same payload."""
 
-    def __call__(self, axis: str, kind: Kind, payload_bytes: int, calls: int = 1) -> None: ...
+    def __call__(self, axis: str, kind: TransferKind, payload_bytes: int, calls: int = 1) -> None: ...
 
 
 def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add) -> None:

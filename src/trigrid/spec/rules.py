@@ -58,14 +58,14 @@ RANGES = {
     "optimizer.eps": POSITIVE,
     "optimizer.weight_decay": NOT_NEGATIVE,
     "optimizer.clip_norm": NOT_NEGATIVE,
-    "data.validation_fraction": Range(0.0, 0.5, "(]"),
+    "data.validation_fraction": Range(0.0, 0.5, "[]"),
 }
 
 
 def check(job: Job) -> list[Problem]:
     """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
     single = [p for key, value in _leaves(job) for p in _value(key, value)]
-    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer)
+    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer, _validation)
     return single or [p for rule in rules for p in rule(job)]
 
 
@@ -276,6 +276,13 @@ def _optimizer(job: Job) -> Iterator[Problem]:
     steps, warmup = job.run.steps, job.optimizer.warmup_steps
     if warmup >= steps:
         yield Problem("optimizer.warmup_steps", warmup, f"must be below run.steps = {steps}", (steps - 1,))
+
+
+def _validation(job: Job) -> Iterator[Problem]:
+    if job.run.validate_every and not job.data.validation_fraction:
+        yield Problem(
+            "run.validate_every", job.run.validate_every, "needs data.validation_fraction above 0, and it is 0", (0,)
+        )
 
 
 def _divisors(n: int) -> list[int]:

@@ -16,12 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trigrid.errors import Problem, Refused, RunFailed
+from trigrid.launch.place import LOOPBACK, RUN_DIR_VARIABLE
 from trigrid.spec.job import Job
 from trigrid.train.failure import first_failure
 
 # Each rank on a CPU takes some 0.4 GiB and seconds of start-up.
 RANKS_PER_CORE = 16
-RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
 
 
 def check_room(job: Job) -> None:
@@ -42,7 +42,7 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
     os.environ[RUN_DIR_VARIABLE] = str(run_dir)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     # Ranks of one machine need no other network; a host name that does not resolve must not stop them.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     # The agent's own account of a failure would come before ours and says less.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = run_dir / "logs"

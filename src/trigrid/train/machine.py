@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 
 import torch
 from torch import Tensor
+
+from trigrid.report.host import peak_resident_bytes
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 8192}
 WINDOWS, WINDOW_S = 3, 0.15
@@ -38,8 +38,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Peak so far of this process: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_resident_bytes()
 
 
 def _synchronise(device: torch.device) -> None:

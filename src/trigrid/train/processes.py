@@ -17,20 +17,28 @@ PARENT_POLL_S = 0.5
 
 
 def choose_device(job: Job, local_rank: int, local_world: int) -> torch.device:
-    """The device of this rank; "auto" takes GPUs only where there is one for each local rank."""
-    gpus = torch.cuda.device_count()
-    if job.run.device == "cuda" and gpus < local_world:
-        reason = f"this node has {gpus} CUDA devices for {local_world} ranks"
-        raise Refused([Problem("run.device", "cuda", reason, ("cpu",))])
-    if job.run.device == "cpu" or gpus < local_world:
+    """The device of this rank: a GPU of its own, unless the job asks for the CPU or, under "auto", there is no GPU.
+
+    One visible device is taken for this rank's own where the launcher gives each rank its own (`CUDA_VISIBLE_DEVICES`).
+    Raises Refused where there are too few: a rank that fell back to the CPU would train at a hundredth of the speed.
+    """
+    gpus = torch.cuda.device_count() if job.run.device != "cpu" else 0
+    if job.run.device == "cpu" or (job.run.device == "auto" and gpus == 0):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    own = gpus == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus < local_world and not own:
+        reason = f"this node has {gpus} CUDA devices for {local_world} ranks"
+        raise Refused([Problem("run.device", job.run.device, reason, ("cpu",))])
+    index = 0 if own else local_rank
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def join(place: Place, device: torch.device) -> None:
     """Meet the other ranks. Raises RunFailed where the meeting point cannot be had."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    os.environ.setdefault("MASTER_ADDR", place.address)
+    os.environ.setdefault("MASTER_PORT", str(place.port))
     method = "env://" if place.launcher == "torchrun" else f"tcp://{place.address}:{place.port}"
     try:
         dist.init_process_group(
@@ -38,9 +46,8 @@ def join(place: Place, device: torch.device) -> None:
             init_method=method,
             rank=place.rank,
             world_size=place.world,
-            # No device_id: with one, NCCL groups are split from the world, which every rank would have to take part in.
         )
-    except dist.DistNetworkError as error:
+    except dist.DistError as error:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             raise RunFailed(
                 f"MASTER_PORT = {place.port}: the port is in use on {place.address}; "

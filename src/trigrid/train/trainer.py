@@ -16,21 +16,20 @@ import torch.distributed as dist
 
 from trigrid.blueprint.flops import train_flops_per_token
 from trigrid.data.loader import Loader, TokenDataset
-from trigrid.data.prepare import Prepared, prepare
+from trigrid.data.prepare import Prepared, load, prepare, save
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import TORCH_DTYPE
-from trigrid.errors import RunFailed
+from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.grid import grid_of
 from trigrid.job import dump_job
-from trigrid.launch.place import Place
+from trigrid.launch.place import RUN_DIR_VARIABLE, Place
 from trigrid.models.build import build_engine
 from trigrid.report.console import PhaseProgress, StepLine, duration, say
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train.failure import record
 from trigrid.train.learning_rate import learning_rate
-from trigrid.train.local import RUN_DIR_VARIABLE
 from trigrid.train.machine import matmul_flops_per_s, peak_memory_bytes
 from trigrid.train.processes import choose_device, join
 
@@ -70,7 +69,19 @@ class Log:
             say(line)
 
 
-def new_run_dir(job: Job, name: str) -> Path:
+def open_run(job: Job, name: str) -> Path:
+    """Prepare the data, or find it prepared, and make the run's folder with `job.toml` and `data.json`."""
+    with PhaseProgress() as progress:
+        data = prepare(job.data, job.model.vocab, progress)
+    run_dir = _new_run_dir(job, name)
+    (run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
+    save(data, run_dir / "data.json")
+    state = "found in the cache" if data.cached else "prepared"
+    say(f"data {data.hash}: {data.train.tokens:,} tokens to train on, {state}; tokenizer {data.tokenizer}")
+    return run_dir
+
+
+def _new_run_dir(job: Job, name: str) -> Path:
     """A fresh folder under `job.run.out`, named by the job and the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for attempt in range(100):
@@ -79,6 +90,9 @@ def new_run_dir(job: Job, name: str) -> Path:
             run_dir.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            reason = f"no folder for a run can be made here: {error.strerror}"
+            raise Refused([Problem("run.out", job.run.out, reason)]) from None
         return run_dir
     raise RunFailed(f"no free name for a run in {job.run.out}")
 
@@ -86,50 +100,40 @@ def new_run_dir(job: Job, name: str) -> Path:
 def run_rank(job: Job, name: str, place: Place | None) -> Summary | None:
     """Everything one rank does; returns the summary on rank 0. `place` is None for a job of one process."""
     place = place or Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
-    run_dir: Path | None = None
+    given = os.environ.get(RUN_DIR_VARIABLE)
+    run_dir = Path(given) if given else None
     try:
         device = choose_device(job, place.local_rank, place.local_world)
+        # Before joining: a collective that waited for the data to be prepared could run into its time limit.
+        if run_dir is None and place.rank == 0:
+            run_dir = open_run(job, name)
         if place.world > 1:
             join(place, device)
-        comm = Comm(grid_of(job), place.rank)
-        run_dir, data = _agree(job, name, comm)
+        comm = Comm(grid_of(job), place.rank, device)
+        agreed = comm.gather_objects(run_dir)[0]
+        assert isinstance(agreed, Path)
+        run_dir = agreed
         engine = build_engine(job, comm, device)
-        summary = _train(job, engine, data, Log(run_dir if place.rank == 0 else None), run_dir)
+        log = Log(run_dir if place.rank == 0 else None)
+        summary = _train(job, engine, load(run_dir / "data.json"), log, run_dir)
     except BaseException as error:
-        folder = run_dir or os.environ.get(RUN_DIR_VARIABLE)
-        if folder and place.world > 1:
-            record(Path(folder), place.rank, error)
+        if run_dir is not None and place.world > 1:
+            record(run_dir, place.rank, error)
         raise
     if place.world > 1:
         dist.destroy_process_group()
     return summary
 
 
-def _agree(job: Job, name: str, comm: Comm) -> tuple[Path, Prepared]:
-    """Rank 0 makes the run directory and prepares the data, or finds them made; all ranks learn where."""
-    made: tuple[Path, Prepared] | None = None
-    if comm.rank == 0:
-        with PhaseProgress() as progress:
-            data = prepare(job.data, job.model.vocab, progress)
-        given = os.environ.get(RUN_DIR_VARIABLE)
-        run_dir = Path(given) if given else new_run_dir(job, name)
-        (run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
-        state = "found in the cache" if data.cached else "prepared"
-        say(f"data {data.hash}: {data.train.tokens:,} tokens to train on, {state}; tokenizer {data.tokenizer}")
-        made = run_dir, data
-    agreed = comm.gather_objects(made)[0]
-    assert isinstance(agreed, tuple)
-    return agreed
-
-
 def _train(job: Job, engine: Engine, data: Prepared, log: Log, run_dir: Path) -> Summary | None:
     run, layout, comm = job.run, job.parallel, engine.comm
-    loader = Loader(TokenDataset(data.train.prefix, job.batch.sequence), run.seed, job.batch.global_batch)
+    loader, held_out = _loaders(job, data)
     rate = _cluster_rate(job, engine)
     tokens_per_step = job.batch.global_batch * job.batch.sequence
     flops_per_token = train_flops_per_token(job.model, job.batch.sequence, causal=False)
     log.write("start", matmul_flops_per_s=rate, world=layout.world, data=data.hash)
-    log.say(f"this machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s ({run.precision}, all ranks together)")
+    ranks = f"{layout.world} ranks on {engine.device.type}"
+    log.say(f"{ranks} multiply matrices at {rate / 1e9:,.0f} GFLOP/s together ({run.precision})")
     log.say(StepLine.HEADER)
 
     losses: list[float] = []
@@ -167,8 +171,8 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log, run_dir: Path) ->
                     eta_s=(run.steps - step - 1) * median(recent),
                 )
             )
-        if run.validate_every and ((step + 1) % run.validate_every == 0 or step + 1 == run.steps):
-            validation_loss = _validate(job, engine, data)
+        if held_out and ((step + 1) % run.validate_every == 0 or step + 1 == run.steps):
+            validation_loss = _validate(job, engine, held_out)
             log.write("validation", step=step + 1, loss=validation_loss)
             log.say(f"{step + 1:>4}       validation loss {validation_loss:.4f}")
 
@@ -180,12 +184,20 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log, run_dir: Path) ->
     return summary if comm.rank == 0 else None
 
 
-def _validate(job: Job, engine: Engine, data: Prepared) -> float:
+def _loaders(job: Job, data: Prepared) -> tuple[Loader, Loader | None]:
+    """Of training and of held-out text; a set that is too small for one sample is told before the first step."""
+
+    def loader(prefix: Path) -> Loader:
+        return Loader(TokenDataset(prefix, job.batch.sequence), job.run.seed, job.batch.global_batch)
+
+    validation = data.validation if job.run.validate_every else None
+    return loader(data.train.prefix), loader(validation.prefix) if validation else None
+
+
+def _validate(job: Job, engine: Engine, held_out: Loader) -> float:
     """Mean loss over the same few batches of held-out text each time."""
-    assert data.validation is not None, "rules.py refuses validation without validation data"
-    loader = Loader(TokenDataset(data.validation.prefix, job.batch.sequence), job.run.seed, job.batch.global_batch)
     coord, layout = engine.comm.coord, job.parallel
-    batches = (loader.batch(i, coord.dp, layout.dp, job.batch.micro_batch) for i in range(job.run.validation_batches))
+    batches = (held_out.batch(i, coord.dp, layout.dp, job.batch.micro_batch) for i in range(job.run.validation_batches))
     losses = [engine.evaluate(tokens, labels) for tokens, labels in batches]
     return math.fsum(losses) / len(losses)
 
