@@ -29,8 +29,8 @@ def test_the_job_page_names_every_key() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_in_documents_name_jobs_that_load(document: Path) -> None:
     """Every `trigrid …` line of a code block: its job and its overrides are accepted."""
-    for block in re.findall(r"^```\n(.*?)^```", document.read_text(), re.M | re.S):
-        for line in block.splitlines():
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.M | re.S):
+        for line in block.splitlines() if not language else []:
             words = shlex.split(line.partition("#")[0])
             if len(words) < 3 or "trigrid" not in words:
                 continue

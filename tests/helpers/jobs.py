@@ -10,12 +10,14 @@ from trigrid.spec.model import ModelSpec
 
 
 def small_job(layout: Layout, *, precision: str = "fp64", **model: object) -> Job:
-    """Six layers, eight heads over two KV heads, a vocabulary of 61; eight sequences a step, clipped at a norm of
-    0.5."""
+    """Six layers, eight heads over two KV heads, a vocabulary of 61; eight sequences a step, clipped at a norm of 0.5.
+
+    Each rank accumulates over two microbatches or more, but for dp = 8, where it has one.
+    """
     spec = ModelSpec(name="small", hidden=32, layers=6, heads=8, kv_heads=2, head_dim=8, ffn=48, vocab=61, context=64)
     return Job(
         model=replace(spec, **model),  # type: ignore[arg-type]
-        batch=Batch(global_batch=8, sequence=16),
+        batch=Batch(global_batch=8, sequence=16, micro_batch=2 if layout.dp <= 2 else 1),
         run=Run(steps=10, precision=precision),  # type: ignore[arg-type]
         optimizer=Optimizer(lr=1e-2, clip_norm=0.5),
         parallel=layout,

@@ -81,7 +81,7 @@ def test_first_host(hosts: str, first: str) -> None:
 
 def test_the_rank_that_a_signal_ended_is_named_before_those_that_missed_it(tmp_path: Path) -> None:
     record(tmp_path, 0, RuntimeError("connection closed by peer"))
-    told = first_failure(tmp_path, {0: 1, 2: -signal.SIGKILL})
+    told = first_failure(tmp_path, {0: 1, 1: -signal.SIGTERM, 2: -signal.SIGKILL})
     assert str(told).startswith("rank 2 was ended by SIGKILL")
 
 

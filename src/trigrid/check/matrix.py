@@ -94,9 +94,9 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     rows = [
         [
             layout_name(v.layout),
-            f"{v.gradient_error:.1e}",
+            f"{v.gradient_error:.3f}" if v.precision == "bf16" else f"{v.gradient_error:.1e}",
             v.parameter,
-            f"{v.weight_error:.1e}",
+            "" if v.precision == "bf16" else f"{v.weight_error:.1e}",
             f"{v.loss_error:.1e}",
             f"{v.norm_error:.1e}",
             "ok" if v.passed else "FAILS",

@@ -65,8 +65,8 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Worst errors of one layout, in the measures of law 1. `parameter` has the worst gradient, or, where only the
-    weights are beyond their limit, the worst weight."""
+    """Worst errors of one layout, in the measures of law 1. `parameter` has the worst gradient (of the first step in
+    which one is beyond its limit), or, where only the weights are, the worst weight."""
 
     layout: Layout
     precision: str
@@ -161,6 +161,9 @@ def judge(job: Job, runs: Sequence[RankRun], ref: Reference) -> Verdict:
         name = max(errors, key=lambda n: _rank_nan(errors[n]))
         if _rank_nan(errors[name]) >= worst:
             worst, parameter = errors[name], name
+        if not worst <= GRADIENT_LIMIT[precision]:
+            # Later steps start from wrong weights, and would blame parameters that only follow.
+            break
     weight_errors = relative_errors(job, [run.weights for run in runs], ref.weights)
     heaviest = max(weight_errors, key=lambda n: _rank_nan(weight_errors[n]))
     weight = weight_errors[heaviest]

@@ -39,13 +39,13 @@ def record(run_dir: Path, rank: int, error: BaseException) -> None:
 
 
 def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> TrigridError:
-    """What to tell: the rank that a signal ended, else the one that raised first. `exit_codes` are those of the ranks
-    that had ended before the launcher ended the others.
+    """What to tell: the rank that a signal ended, else the one that raised first.
 
     Ranks that were waiting for the first one fail too, moments later, with errors of their connections; a rank ended by
     a signal leaves no record, and its neighbours' records may be older than the moment its end was noticed.
     """
-    killed = {rank: -code for rank, code in exit_codes.items() if code < 0}
+    # SIGTERM is what the launcher ends the others with.
+    killed = {rank: -code for rank, code in exit_codes.items() if code < 0 and -code != signal.SIGTERM}
     if killed:
         rank, number = min(killed.items())
         return RunFailed(f"rank {rank} was ended by {signal.Signals(number).name}; its log is in {run_dir / 'logs'}")

@@ -65,3 +65,6 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
         raise first_failure(run_dir, {rank: f.exitcode for rank, f in error.failures.items()}) from None
     except SignalException as error:
         raise RunFailed(f"stopped by {error.sigval.name}") from None
+    finally:
+        # It is for the ranks; this process speaks for itself again.
+        del os.environ[RUN_DIR_VARIABLE]
