@@ -60,11 +60,13 @@ def write_job(folder: Path) -> Path:
     return job
 
 
-def start(*arguments: object, **env: str) -> subprocess.Popen[str]:
-    """`trigrid ARGUMENTS`, without what a launcher around the tests may have set."""
+def start(*arguments: object, launcher: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+    """`trigrid ARGUMENTS`, under `launcher` (a module and its arguments), without what a launcher around the tests may
+    have set."""
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    before = ["-m", *launcher] if launcher else []
     return subprocess.Popen(
-        [sys.executable, "-m", "trigrid", *map(str, arguments)],
+        [sys.executable, *before, "-m", "trigrid", *map(str, arguments)],
         env={**clean, "OMP_NUM_THREADS": "1", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -47,6 +47,38 @@ def test_a_run_gives_the_numbers_of_one_process(job: Path) -> None:
     assert summary["validation_loss"] == pytest.approx(alone["validation_loss"], rel=1e-9)
 
 
+def test_it_joins_under_torchrun(job: Path) -> None:
+    """The same job, started by the user's own torchrun; dp follows from the world, and rank 0 alone speaks."""
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    process = start("train", job, "--tp", "2", "--json", launcher=torchrun, GLOO_SOCKET_IFNAME="lo")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert json.loads(out)["steps"] == 4
+    assert load_job(run_dir(job) / "job.toml").parallel.dp == 2
+    assert len(metrics(run_dir(job), "step")) == 4
+
+
+def test_it_joins_under_srun(job: Path) -> None:
+    """Two tasks with the variables that srun sets; there is no Slurm here to set them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    step = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    tasks = [start("train", job, "--json", **step, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)]
+    (out, err), (silent, _) = (task.communicate(timeout=300) for task in tasks)
+    assert [task.returncode for task in tasks] == [0, 0], err
+    assert json.loads(out)["steps"] == 4
+    assert silent == ""
+
+
 @pytest.mark.parametrize("moment", ["start", "step"])
 def test_a_killed_rank_ends_all(job: Path, moment: str) -> None:
     """R96: seconds, not a collective's timeout; the rank is named, nobody stays behind, exit code 1."""

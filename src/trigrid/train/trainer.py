@@ -132,8 +132,8 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log, run_dir: Path) ->
     tokens_per_step = job.batch.global_batch * job.batch.sequence
     flops_per_token = train_flops_per_token(job.model, job.batch.sequence, causal=False)
     log.write("start", matmul_flops_per_s=rate, world=layout.world, data=data.hash)
-    ranks = f"{layout.world} ranks on {engine.device.type}"
-    log.say(f"{ranks} multiply matrices at {rate / 1e9:,.0f} GFLOP/s together ({run.precision})")
+    ranks = f"{layout.world} × {engine.device.type}"
+    log.say(f"{ranks}: matrix products at {rate / 1e9:,.0f} GFLOP/s in all ({run.precision}), the measure of MFU")
     log.say(StepLine.HEADER)
 
     losses: list[float] = []
