@@ -56,7 +56,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"optimizer.beta2": -0.1}, ["optimizer.beta2 = -0.1: must be in [0, 1); nearest legal: 0.0"]),
     ({"optimizer.min_lr_ratio": 1.5}, ["optimizer.min_lr_ratio = 1.5: must be in [0, 1]; nearest legal: 1.0"]),
     ({"optimizer.clip_norm": -1.0}, ["optimizer.clip_norm = -1.0: must be in [0, inf); nearest legal: 0.0"]),
-    ({"data.validation_fraction": 0.0}, ["data.validation_fraction = 0.0: must be in [0, 0.5]"]),
+    (
+        {"data.validation_fraction": -0.1},
+        ["data.validation_fraction = -0.1: must be in [0, 0.5]; nearest legal: 0.0"],
+    ),
+    (
+        {"data.validation_fraction": 0.0, "run.validate_every": 5},
+        ["run.validate_every = 5: needs data.validation_fraction above 0, and it is 0; nearest legal: 0"],
+    ),
     (
         {"data.validation_fraction": 0.6},
         ["data.validation_fraction = 0.6: must be in [0, 0.5]; nearest legal: 0.5"],
@@ -203,6 +210,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"model.rope_scaling": SCALING},
     {"optimizer.warmup_steps": 9},
     {"optimizer.beta1": 0.0, "optimizer.clip_norm": 0.0, "data.validation_fraction": 0.5},
+    {"data.validation_fraction": 0.0},
     {"optimizer.clip_norm": 0},  # written by Python code, where a whole number does for a float
     {"run.seed": 2**63 - 1},
     {"data.cache": ""},
