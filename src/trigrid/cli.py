@@ -19,8 +19,9 @@ import cyclopts
 from cyclopts import App, Parameter
 
 import trigrid
-from trigrid.errors import Problem, Refused, RunFailed, TrigridError
+from trigrid.errors import Refused, RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE
+from trigrid.spec.job import Job
 
 app = App(
     name="trigrid",
@@ -62,22 +63,21 @@ def train(
     ```
     """
     from trigrid.grid import golden_rules, grid_of
-    from trigrid.job import dump_job, load_job
+    from trigrid.job import dump_job
     from trigrid.launch.place import find_place
     from trigrid.report.console import say
-    from trigrid.spec.rules import check_trainable, warnings
+    from trigrid.spec.rules import warnings
 
     place = find_place(os.environ)
-    resolved = load_job(job, overrides, world=place.world if place else None)
+    resolved = _trainable(job, overrides, place.world if place else None)
     grid = grid_of(resolved)
-    _refuse(check_trainable(resolved))
     first = place is None or place.rank == 0
     if first and RUN_DIR_VARIABLE not in os.environ:
         for warning in [*warnings(resolved), *golden_rules(grid)]:
             say(f"warning: {warning}")
-    if dry_run and not first:
-        return
     if dry_run:
+        if not first:
+            return
         if as_json:
             _print_json({"job": asdict(resolved), "groups": {a: grid.groups(a) for a in ("tp", "pp", "zero", "dp")}})
         else:
@@ -127,12 +127,9 @@ def parity(
     ```
     """
     from trigrid.check.matrix import as_json_value, choose, run_matrix, verdict_table
-    from trigrid.job import load_job
     from trigrid.report.console import say
-    from trigrid.spec.rules import check_trainable
 
-    resolved = load_job(job, [*overrides, "--run.precision", dtype])
-    _refuse(check_trainable(resolved))
+    resolved = _trainable(job, [*overrides, "--run.precision", dtype])
     verdicts = run_matrix(resolved, choose(resolved, layouts, zero, world, say), say)
     if as_json:
         _print_json([as_json_value(verdict) for verdict in verdicts])
@@ -164,12 +161,9 @@ def prove(
     ```
     """
     from trigrid.check.prove import prove as run
-    from trigrid.job import load_job
     from trigrid.report.console import say
-    from trigrid.spec.rules import check_trainable
 
-    resolved = load_job(job, overrides)
-    _refuse(check_trainable(resolved))
+    resolved = _trainable(job, overrides)
     say(f"running one rank of {resolved.parallel.world:,}: a step of one microbatch, then a whole one")
     proof = run(resolved, rank)
     if as_json:
@@ -188,9 +182,7 @@ def main() -> None:
         print(f"trigrid: {error}", file=sys.stderr)
         sys.exit(2)
     except TrigridError as error:
-        # A rank has left its error where whoever started it finds and tells it.
-        if RUN_DIR_VARIABLE not in os.environ:
-            print(f"trigrid: {error}", file=sys.stderr)
+        _tell(error, f"trigrid: {error}")
         _leave(1 if isinstance(error, RunFailed) else 2)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy", "tokenizers"):
@@ -203,10 +195,20 @@ def main() -> None:
     except KeyboardInterrupt:
         print("trigrid: stopped", file=sys.stderr)
         _leave(130)
-    except Exception:
-        if RUN_DIR_VARIABLE not in os.environ:
-            traceback.print_exc()
+    except Exception as error:
+        _tell(error, traceback.format_exc())
         _leave(1)
+
+
+def _tell(error: Exception, text: str) -> None:
+    """Say what went wrong; a rank of `trigrid train` leaves it where the process that started it finds and says it."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is None:
+        print(text, file=sys.stderr)
+        return
+    from trigrid.train.failure import record
+
+    record(Path(run_dir), int(os.environ["RANK"]), error)
 
 
 def _leave(code: int) -> None:
@@ -216,9 +218,15 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _refuse(problems: Sequence[Problem]) -> None:
-    if problems:
+def _trainable(path: Path, overrides: Sequence[str], world: int | None = None) -> Job:
+    """The job of `path`, if the engine can run it."""
+    from trigrid.job import load_job
+    from trigrid.spec.rules import check_trainable
+
+    job = load_job(path, overrides, world=world)
+    if problems := check_trainable(job):
         raise Refused(problems)
+    return job
 
 
 def _commented(text: str) -> str:

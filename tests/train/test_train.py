@@ -117,6 +117,16 @@ def test_an_error_of_one_rank_is_told_first(job: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_a_rank_that_fails_before_it_begins_leaves_word(job: Path) -> None:
+    """Its console may be nobody's: what it has to say is found where its launcher looks."""
+    job.write_text("")
+    code, _, _ = run("train", job, RANK="1", WORLD_SIZE="2", _TRIGRID_RUN_DIR=str(job.parent))
+    assert code == 2
+    left = json.loads((job.parent / "errors" / "rank-1.json").read_text())
+    assert "the file is empty" in left["message"]
+    assert left["refused"]
+
+
 def test_port_in_use(job: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trigrid.engine.runtime import Engine
-from trigrid.engine.zero import Bucket
+from trigrid.engine.zero import Bucket, same_storage
 from trigrid.ledger import Ledger
 
 # A collective's thread lets go of the array it has filled a moment after the collective is done.
@@ -36,8 +36,7 @@ class Census:
 
         def checked_release() -> None:
             held = bucket.weights
-            gathered = held is not None and held.untyped_storage()._cdata != bucket.master.untyped_storage()._cdata
-            watched = _weak(held) if held is not None and gathered else None
+            watched = _weak(held) if held is not None and not same_storage(held, bucket.master) else None
             del held
             release()
             if watched is not None and bucket.weights is None and not _expires(watched):

@@ -211,9 +211,10 @@ def squared_errors(job: Job, pieces: Sequence[Pieces], ref: Mapping[str, Array])
             key = (local.parameter.name, (data_copy, at.pp, at.tp % local.copies))
             squares[key] = squares.get(key, 0.0) + float(np.square(values - wanted).sum())
             covered[key] = covered.get(key, 0) + values.size
+    parameters = decoder(job.model).parameters
     worst: dict[str, float] = {}
     for (name, copy), square in squares.items():
-        parameter = decoder(job.model).parameters[name]
+        parameter = parameters[name]
         rows = layout.tp if parameter.cut == 0 and parameter.pieces == 0 else 1
         size = parameter.numel // parameter.shape[0] * -(-parameter.shape[0] // rows) * rows
         assert covered[name, copy] == size, f"{name}: {covered[name, copy]} of {size} elements on copy {copy}"

@@ -46,6 +46,7 @@ class Pipeline:
         self._rank = comm.coord.pp
         self._dtype = dtype
         self._device = device
+        self._loss_dtype = torch.promote_types(dtype, torch.float32)
 
     def run(self, schedule: Schedule, microbatches: Sequence[Microbatch], boundary: tuple[int, ...]) -> Tensor:
         """Run `schedule` and return the scaled loss summed over `microbatches`, zero where the last stage is elsewhere.
@@ -79,7 +80,7 @@ class Pipeline:
         for src, dst in routes:
             if src == self._rank:
                 self._comm.channel(src, dst).drain()
-        zero = torch.zeros((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
+        zero = torch.zeros((), dtype=self._loss_dtype, device=self._device)
         return torch.stack(losses).sum() if losses else zero
 
     def _input(
@@ -95,7 +96,7 @@ class Pipeline:
             return inboxes[schedule.placement[message.stage]].take(message)
         if action.kind is Kind.FORWARD:
             return microbatches[action.microbatch].tokens_SB
-        return torch.ones((), dtype=torch.promote_types(self._dtype, torch.float32), device=self._device)
+        return torch.ones((), dtype=self._loss_dtype, device=self._device)
 
     def _buffer(self, boundary: tuple[int, ...]) -> Tensor:
         return torch.empty(boundary, dtype=self._dtype, device=self._device)

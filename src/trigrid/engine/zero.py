@@ -129,7 +129,7 @@ class Bucket:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether `tensor` is a view of the open weights."""
-        return self.weights is not None and _same_storage(tensor, self.weights)
+        return self.weights is not None and same_storage(tensor, self.weights)
 
     def view(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """A view of the open weights; the bucket must have been opened."""
@@ -234,7 +234,7 @@ class Bucket:
         )
 
 
-def _same_storage(a: Tensor, b: Tensor) -> bool:
+def same_storage(a: Tensor, b: Tensor) -> bool:
     # By the storage object: fake tensors, which the dry run uses, have no data pointer.
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 

@@ -28,7 +28,6 @@ from trigrid.models.build import build_engine
 from trigrid.report.console import PhaseProgress, StepLine, duration, say
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
-from trigrid.train.failure import record
 from trigrid.train.learning_rate import learning_rate
 from trigrid.train.machine import matmul_flops_per_s, peak_memory_bytes
 from trigrid.train.processes import choose_device, join
@@ -100,26 +99,19 @@ def _new_run_dir(job: Job, name: str) -> Path:
 def run_rank(job: Job, name: str, place: Place | None) -> Summary | None:
     """Everything one rank does; returns the summary on rank 0. `place` is None for a job of one process."""
     place = place or Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
+    device = choose_device(job, place.local_rank, place.local_world)
     given = os.environ.get(RUN_DIR_VARIABLE)
-    run_dir = Path(given) if given else None
-    try:
-        device = choose_device(job, place.local_rank, place.local_world)
+    made: Path | None = None
+    if place.rank == 0:
         # Before joining: a collective that waited for the data to be prepared could run into its time limit.
-        if run_dir is None and place.rank == 0:
-            run_dir = open_run(job, name)
-        if place.world > 1:
-            join(place, device)
-        comm = Comm(grid_of(job), place.rank, device)
-        agreed = comm.gather_objects(run_dir)[0]
-        assert isinstance(agreed, Path)
-        run_dir = agreed
-        engine = build_engine(job, comm, device)
-        log = Log(run_dir if place.rank == 0 else None)
-        summary = _train(job, engine, load(run_dir / "data.json"), log, run_dir)
-    except BaseException as error:
-        if run_dir is not None and place.world > 1:
-            record(run_dir, place.rank, error)
-        raise
+        made = Path(given) if given else open_run(job, name)
+    if place.world > 1:
+        join(place, device)
+    comm = Comm(grid_of(job), place.rank, device)
+    run_dir = comm.gather_objects(made)[0]
+    assert isinstance(run_dir, Path)
+    engine = build_engine(job, comm, device)
+    summary = _train(job, engine, load(run_dir / "data.json"), Log(run_dir if place.rank == 0 else None), run_dir)
     if place.world > 1:
         dist.destroy_process_group()
     return summary
