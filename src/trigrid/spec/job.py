@@ -42,21 +42,31 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """corpus: "stdlib" (the Python standard library's own source) or files and folders of text.
+    """corpus: "stdlib" (the Python standard library's own source), files and folders of text or JSON Lines, or token
+    files.
 
-    tokenizer: "train" trains a byte-level BPE of the model's vocabulary on the corpus; otherwise a `tokenizers` JSON
-    file.
+    weights: shares of the corpora in every batch, one for each; empty: all documents as one corpus.
+    text_key: where a JSON object holds its text. tokenizer: "train" trains a byte-level BPE of the model's vocabulary
+    on the corpus; otherwise a tokenizer's file. document_attention: tokens attend within their own document only.
+    workers: threads that read batches ahead; 0 reads each when it is needed.
     """
 
     corpus: tuple[str, ...] = ("stdlib",)
+    weights: tuple[float, ...] = ()
+    text_key: str = "text"
     tokenizer: str = "train"
     validation_fraction: float = 0.02
+    document_attention: bool = False
+    workers: int = 1
     cache: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """steps: optimizer steps. device "auto": CUDA where there is one for each local process, else CPU."""
+    """steps: optimizer steps. device "auto": CUDA where there is one for each local process, else CPU.
+
+    trackers: who is told of every step beside `metrics.jsonl`.
+    """
 
     steps: int
     seed: int = 0
@@ -66,6 +76,8 @@ class Run:
     log_every: int = 1
     validate_every: int = 0
     validation_batches: int = 4
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ("tensorboard",)
+    prometheus_port: int = 9464
 
 
 @dataclass(frozen=True, kw_only=True)
