@@ -4,26 +4,66 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
-from trigrid.job import load_job
-from trigrid.spec.job import Job
+from trigrid.errors import Refused
+from trigrid.job import job_from_text, load_job
+from trigrid.job.reference import TITLE, reference
+from trigrid.job.sources import SHORT_FLAGS
+from trigrid.job.starter import starter
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_job_page_names_every_key() -> None:
-    sections = dict(re.findall(r"^## \[(\w+)\]\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "job.md").read_text(), re.M | re.S))
-    assert list(sections) == ["model", "parallel", "cluster", "batch", "optimizer", "data", "run"]
-    for section, text in sections.items():
-        rows = re.findall(r"^\| (`.*?`) \|", text, re.M)
-        told = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-        assert told == {field.name for field in fields(get_type_hints(Job)[section])}, section
+JOB_PAGE = (ROOT / "docs" / "job.md").read_text(encoding="utf-8")
+WRONG_JOB = """\
+[model]
+name = "llama3-8b"
+[parallel]
+dp = 4
+
+[training]
+local_batch_size = 4
+[batch]
+global_batch = 30
+sequence = 1024
+micro_batch = 2
+[optimizer]
+warmup_steps = 50
+[run]
+steps = 50
+"""
+
+
+def test_the_job_page_ends_with_the_tables_of_the_code() -> None:
+    prose, title, _ = JOB_PAGE.partition(TITLE)
+    same = f"{prose}{reference()}\n" == JOB_PAGE
+    assert same, f"docs/job.md: replace everything from {title!r} on with what `trigrid schema --markdown` prints"
+
+
+def test_the_job_page_shows_messages_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(WRONG_JOB, encoding="utf-8")
+    with pytest.raises(Refused) as refused:
+        load_job(tmp_path / "job.toml", ["--min-lr", "1e-5"], env={})
+    shown = [
+        line for block in re.findall(r"^```text\n(.*?)^```$", JOB_PAGE, re.M | re.S) for line in block.splitlines()
+    ]
+    assert shown
+    assert sorted(shown) == sorted(str(refused.value).replace(f"{tmp_path}/", "").splitlines())
+
+
+def test_the_job_page_names_every_short_form() -> None:
+    (row,) = [line for line in JOB_PAGE.splitlines() if line.startswith("| short forms |")]
+    assert {flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", row)} == SHORT_FLAGS.keys()
+
+
+def test_the_example_of_a_blend_is_a_job() -> None:
+    (block,) = [b for b in re.findall(r"^```toml\n(.*?)^```$", JOB_PAGE, re.M | re.S) if "weights" in b]
+    job = job_from_text(starter(["--steps", "3"], {}).replace("[data]\n", block))
+    assert job.data.weights == (1.0, 1.0, 6.0)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

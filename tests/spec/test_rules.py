@@ -73,6 +73,20 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"data.corpus": ()},
         ['data.corpus = []: must name at least one corpus, none of them empty; nearest legal: ["stdlib"]'],
     ),
+    ({"data.workers": -1}, [f"data.workers = -1: must be from 0 to {2**31 - 1}; nearest legal: 0"]),
+    ({"run.prometheus_port": 2**16}, ["run.prometheus_port = 65536: must be from 1 to 65535; nearest legal: 65535"]),
+    ({"run.prometheus_port": 0}, ["run.prometheus_port = 0: must be from 1 to 65535; nearest legal: 1"]),
+    ({"data.weights": (0.0,)}, ["data.weights = [0.0]: each must be in (0, inf)"]),
+    ({"data.weights": (float("nan"),)}, ["data.weights = [nan]: each must be in (0, inf)"]),
+    ({"data.weights": (1.0, float("inf"))}, ["data.weights = [1.0, inf]: each must be in (0, inf)"]),
+    ({"data.text_key": ""}, ['data.text_key = "": must not be empty']),
+    (
+        {"run.trackers": ("wandb", "mlflow", "wandb")},
+        [
+            "run.trackers = ['wandb', 'mlflow', 'wandb']: names a tracker more than once; "
+            "nearest legal: ['wandb', 'mlflow']"
+        ],
+    ),
     ({"parallel.stage_layers": (5, -1)}, [f"parallel.stage_layers = [5, -1]: each must be from 0 to {2**31 - 1}"]),
     # two sins are both told
     ({"model.heads": 0, "run.steps": 0}, [f"model.heads = 0: {COUNT}", f"run.steps = 0: {COUNT}"]),
@@ -178,15 +192,22 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"batch.global_batch": 30},
         [
-            "batch.global_batch = 30: global_batch = dp · micro_batch · microbatches = 4 · 2 · microbatches "
-            "must hold for a whole number of microbatches; nearest legal: 24, 32"
+            "batch.global_batch = 30: global_batch = dp · micro_batch · accumulation = 4 · 2 · accumulation "
+            "must hold for a whole accumulation; nearest legal: 24, 32"
         ],
     ),
     (
         {"batch.global_batch": 7},
         [
-            "batch.global_batch = 7: global_batch = dp · micro_batch · microbatches = 4 · 2 · microbatches "
-            "must hold for a whole number of microbatches; nearest legal: 8"
+            "batch.global_batch = 7: global_batch = dp · micro_batch · accumulation = 4 · 2 · accumulation "
+            "must hold for a whole accumulation; nearest legal: 8"
+        ],
+    ),
+    (
+        {"data.corpus": ("stdlib", "notes"), "data.weights": (1.0,)},
+        [
+            "data.weights = [1.0]: one weight is needed for each of the 2 corpora of data.corpus; "
+            "nearest legal: [] (all documents alike)"
         ],
     ),
     (
@@ -214,6 +235,10 @@ ALLOWED: list[dict[str, Any]] = [
     {"optimizer.clip_norm": 0},  # written by Python code, where a whole number does for a float
     {"run.seed": 2**63 - 1},
     {"data.cache": ""},
+    {"data.corpus": ("stdlib", "notes"), "data.weights": (1, 0.25)},
+    {"data.workers": 0},
+    {"run.trackers": ()},
+    {"run.trackers": ("wandb", "prometheus"), "run.prometheus_port": 65535},
 ]
 
 
@@ -244,7 +269,7 @@ def test_every_float_has_a_range_and_every_range_a_field() -> None:
             inner = RopeScaling if name == "rope_scaling" else hint
             if isinstance(inner, type) and is_dataclass(inner):
                 found |= floats(inner, f"{prefix}{name}.")
-            elif hint is float:
+            elif hint in (float, tuple[float, ...]):
                 found.add(prefix + name)
         return found
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import tomli_w
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from trigrid.errors import Problem, Refused
-from trigrid.job.sources import NOT_GIVEN, Table, read_sources, shown
+from trigrid.job.keys import Table
+from trigrid.job.sources import Given, parse_document, read_document, read_sources, shown
+from trigrid.job.writing import plain
+from trigrid.spec.batch import NOT_GIVEN, BatchNumbers, solve_batch
 from trigrid.spec.huggingface import model_from_config
 from trigrid.spec.job import Job
-from trigrid.spec.layout import AXES
 from trigrid.spec.model import ModelSpec
 from trigrid.spec.models import load_model
-from trigrid.spec.rules import check
+from trigrid.spec.rules import check, check_value
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 # How pydantic's error types read to someone who writes TOML.
 NEEDED = {
@@ -31,6 +33,7 @@ NEEDED = {
     "string_type": "a string is needed",
     "tuple_type": "an array is needed",
 }
+BATCH_KEYS = {"batch.global_batch", "batch.micro_batch", "batch.accumulation", "parallel.dp", "world"}
 
 
 def load_job(
@@ -43,30 +46,37 @@ def load_job(
 
     `[model]` is a `name` of the catalogue or a Hugging Face `config = "config.json"` (sought from the job file's
     folder), either with single fields replaced; or a table of every field without a default, which stands alone
-    whatever its name. world: number of ranks, where it is known: then a dp that no source gives follows from it.
+    whatever its name. What `[batch]` and dp leave out follows from the batch equation. world: number of ranks, where it
+    is known: then a dp that no source gives follows from it.
     Raises Refused with every problem found.
     """
-    given = read_sources(Path(path), overrides, env)
+    return resolve(read_sources(read_document(Path(path)), overrides, env), Path(path).parent, world)
+
+
+def job_from_text(text: str, overrides: Sequence[str] = (), folder: Path = Path()) -> Job:
+    """The job that `text`, as a file of `folder`, describes, with `overrides` on top. Raises Refused as `load_job`."""
+    return resolve(read_sources(parse_document(text, "job"), overrides, {}), folder)
+
+
+def resolve(given: Given, folder: Path, world: int | None = None) -> Job:
+    """The job that all sources together describe, checked by every rule; see `load_job`."""
     problems, tree, has_base = list(given.problems), given.tree, True
-    dp_given = "dp" in tree["parallel"]
+    fixed = {name for table in ("batch", "parallel") for name in tree[table]}
     try:
-        tree["model"] = _with_base(tree["model"], Path(path).parent)
+        tree["model"] = _with_base(tree["model"], folder)
     except Refused as refused:
         problems += refused.problems
         has_base = False
+    accumulation = _take_accumulation(tree["batch"], problems)
     job = _validate(tree, has_base, problems)
     if job:
-        job = _fit_world(job, world, dp_given, problems)
+        job = _fit_world(job, world, "dp" in fixed, problems)
+        job = _fit_batch(job, fixed if world is None else fixed | {"dp"}, accumulation, problems)
         problems += check(job)
     if job and not problems:
         return job
     # The world is given by who starts the ranks, not by a source of the job.
     raise Refused([p if p.where or p.key == "world" else replace(p, where=given.place(p.key)) for p in problems])
-
-
-def dump_job(job: Job) -> str:
-    """`job` as TOML with every field written out, which `load_job` reads back to an equal job."""
-    return tomli_w.dumps(_plain(job))
 
 
 def _with_base(model: Table, folder: Path) -> Table:
@@ -83,7 +93,7 @@ def _with_base(model: Table, folder: Path) -> Table:
     else:
         value = given.get("name", NOT_GIVEN)
         raise Refused([Problem("model.name", value, f"a name of the catalogue or model.config is needed; {own}")])
-    merged = _plain(base)
+    merged = plain(base)
     for name, value in given.items():
         merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
     return merged
@@ -108,11 +118,15 @@ def _base_of_name(name: str, otherwise: str) -> ModelSpec:
 
 @cache
 def _adapter() -> TypeAdapter[Job]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(Job)
 
 
 def _validate(tree: Table, has_base: bool, problems: list[Problem]) -> Job | None:
     """The job that `tree` describes, or None after adding to `problems` what is missing or of the wrong type."""
+    from pydantic import ValidationError
+
     refused = {p.key for p in problems}
     try:
         # JSON is the form in which strict still takes an array for a tuple and a whole number for a float.
@@ -126,8 +140,7 @@ def _validate(tree: Table, has_base: bool, problems: list[Problem]) -> Job | Non
             value: Any = NOT_GIVEN if missing else tree
             for name in () if missing else key:
                 value = value[name]
-            legal = AXES if fault["type"] == "literal_error" else ()
-            problems.append(Problem(dotted, shown(value), NEEDED.get(fault["type"], fault["msg"]), legal))
+            problems.append(Problem(dotted, shown(value), NEEDED.get(fault["type"], fault["msg"])))
         return None
 
 
@@ -155,10 +168,41 @@ def _fit_world(job: Job, world: int | None, dp_given: bool, problems: list[Probl
     return job
 
 
-def _plain(value: Any) -> Table:
-    """A dataclass as tables of TOML values, without the fields that are None."""
-    return {
-        name: _plain(inner) if isinstance(inner, dict) else list(inner) if isinstance(inner, tuple) else inner
-        for name, inner in (value if isinstance(value, dict) else asdict(value)).items()
-        if inner is not None
-    }
+def _take_accumulation(batch: Table, problems: list[Problem]) -> int | None:
+    """`batch.accumulation`, out of the table, since a job holds `global_batch` instead; None where it is refused.
+
+    Without either there is no batch at all; a global batch of 1 then stands in for what the equation may give.
+    """
+    value = batch.pop("accumulation", None)
+    faults = []
+    if value is not None and type(value) is not int:
+        faults = [Problem("batch.accumulation", shown(value), NEEDED["int_type"])]
+    elif value is not None:
+        faults = check_value("batch.accumulation", value)
+    elif "global_batch" not in batch and not {"batch.global_batch", "batch.accumulation"} & {p.key for p in problems}:
+        lacking = solve_batch()
+        assert isinstance(lacking, Problem)
+        faults = [lacking]
+    problems += faults
+    batch.setdefault("global_batch", 1)
+    return None if faults else value
+
+
+def _fit_batch(job: Job, fixed: set[str], accumulation: int | None, problems: list[Problem]) -> Job:
+    """`job` with what the batch equation makes of the numbers not `fixed`; adds to `problems` where it cannot hold."""
+    batch, layout = job.batch, job.parallel
+    numbers = {"global_batch": batch.global_batch, "micro_batch": batch.micro_batch, "dp": layout.dp}
+    known = {name: number for name, number in numbers.items() if name in fixed}
+    if min(known.values(), default=1) < 1:
+        return job
+    told = any(p.key in BATCH_KEYS for p in problems)
+    solved = solve_batch(**known, accumulation=accumulation) if not told else None
+    if isinstance(solved, BatchNumbers):
+        dp, micro_batch, global_batch = solved.dp, solved.micro_batch, solved.global_batch
+    else:
+        problems += [solved] if solved else []
+        # Numbers that let the equation hold, so that no rule refuses what only this broke.
+        dp, micro_batch = layout.dp if "dp" in fixed else max(1, layout.dp_replicate), batch.micro_batch
+        global_batch = dp * micro_batch
+    batch = replace(batch, global_batch=global_batch, micro_batch=micro_batch)
+    return replace(job, batch=batch, parallel=replace(layout, dp=dp))

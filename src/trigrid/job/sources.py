@@ -12,27 +12,26 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from difflib import SequenceMatcher, get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from trigrid.errors import Problem, Refused
+from trigrid.job.keys import Key, Table, choices, key_names, key_types, type_of
+from trigrid.job.spellings import is_section_elsewhere, meaning_elsewhere
+from trigrid.spec.batch import NOT_GIVEN
 from trigrid.spec.job import Job
-from trigrid.spec.model import ModelSpec
-
-Key = tuple[str, ...]
-Table = dict[str, Any]
 
 ENV_PREFIX = "TRIGRID_"
 SHORT_FLAGS = {
-    **{axis: ("parallel", axis) for axis in ("tp", "pp", "cp", "dp", "zero")},
+    **{name: ("parallel", name) for name in ("tp", "pp", "cp", "dp", "zero", "schedule", "recompute")},
+    **{name: ("batch", name) for name in ("global_batch", "micro_batch", "accumulation")},
+    "seq": ("batch", "sequence"),
     **{name: ("run", name) for name in ("steps", "seed", "precision", "device", "out")},
     "lr": ("optimizer", "lr"),
 }
 BARE_KEY = re.compile(r"[\w.\"' \t-]+")
-NOT_GIVEN = "(not given)"
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,14 @@ class Setting:
 
     value: Any
     where: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A job file as it was parsed. places: of its keys and tables, and of the whole under ()."""
+
+    table: Table
+    places: Mapping[Key, str]
 
 
 @dataclass(frozen=True)
@@ -58,45 +65,53 @@ class Given:
         return _place(tuple(dotted.split(".")), self.places)
 
 
-def read_sources(path: Path, arguments: Sequence[str], env: Mapping[str, str]) -> Given:
-    """What the job file, the variables of `env` and the flags of `arguments` give, later ones replacing earlier ones.
-
-    Raises Refused where the file cannot be read as TOML.
-    """
-    text, document = _read(path)
-    places = _lines(text, str(path))
+def read_sources(document: Document, arguments: Sequence[str], env: Mapping[str, str]) -> Given:
+    """What the job file, the variables of `env` and the flags of `arguments` give; each replaces those before it."""
+    places = dict(document.places)
     problems: list[Problem] = []
     settings: dict[Key, Setting] = {}
-    for source in (_from_file(document, places), _from_environment(env), _from_flags(arguments, problems)):
+    for source in (_from_file(document), _from_environment(env), _from_flags(arguments, problems)):
         for key, setting in source:
             settings |= _accept(key, setting, problems)
     places |= {key: setting.where for key, setting in settings.items()}
     return Given(_nest(settings), places, tuple(problems))
 
 
-def _read(path: Path) -> tuple[str, Table]:
-    def refuse(reason: str, line: int | None = None, legal: Iterable[str] = ()) -> Refused:
-        return Refused([Problem("job", str(path), reason, tuple(legal), f"{path}:{line}" if line else "")])
-
+def read_document(path: Path) -> Document:
+    """The job file `path`. Raises Refused where it cannot be read as TOML."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        document = tomllib.loads(text)
     except FileNotFoundError as error:
         siblings = get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")])
-        raise refuse("there is no such file", legal=(str(path.parent / name) for name in siblings)) from error
+        legal = [str(path.parent / name) for name in siblings]
+        raise _unreadable(str(path), "there is no such file", legal=legal) from error
     except IsADirectoryError as error:
-        raise refuse("is a folder, not a file", legal=sorted(map(str, path.glob("*.toml")))[:3]) from error
+        legal = sorted(map(str, path.glob("*.toml")))[:3]
+        raise _unreadable(str(path), "is a folder, not a file", legal=legal) from error
     except OSError as error:
-        raise refuse(f"cannot be read: {error.strerror}") from error
+        raise _unreadable(str(path), f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _unreadable(str(path), f"not TOML: {error}") from error
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """The job file that `text` is, called `name` in messages. Raises Refused where it is no TOML."""
+    try:
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         # Its message ends in "(at line 3, column 5)" or "(at end of document)".
         line = re.search(r"\(at line (\d+)", str(error))
-        raise refuse(f"not TOML: {error}", int(line[1]) if line else text.count("\n") + 1) from error
+        raise _unreadable(name, f"not TOML: {error}", int(line[1]) if line else text.count("\n") + 1) from error
     except (ValueError, RecursionError) as error:
-        raise refuse(f"not TOML: {error}") from error
-    if not document:
-        raise refuse("the file is empty; a job needs at least [model], [batch] and [run]")
-    return text, document
+        raise _unreadable(name, f"not TOML: {error}") from error
+    if not table:
+        raise _unreadable(name, "the file is empty; a job needs at least [model], [batch] and [run]")
+    return Document(table, _lines(text, name))
+
+
+def _unreadable(name: str, reason: str, line: int | None = None, legal: Iterable[str] = ()) -> Refused:
+    return Refused([Problem("job", name, reason, tuple(legal), f"{name}:{line}" if line else "")])
 
 
 def _lines(text: str, path: str) -> dict[Key, str]:
@@ -126,9 +141,9 @@ def _place(key: Key, places: Mapping[Key, str]) -> str:
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
-def _from_file(document: Table, places: Mapping[Key, str]) -> Iterator[tuple[Key, Setting]]:
-    for key, value in _branches(document, _schema(Job)):
-        yield key, Setting(value, _place(key, places))
+def _from_file(document: Document) -> Iterator[tuple[Key, Setting]]:
+    for key, value in _branches(document.table, key_types()):
+        yield key, Setting(value, _place(key, document.places))
 
 
 def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[Key, Setting]]:
@@ -146,14 +161,13 @@ def _from_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterator[t
             reason = "--key value or --key=value is expected"
             problems.append(Problem("argument", flag + equals + text, reason, where="command line"))
             continue
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                problems.append(Problem(flag.removeprefix("--"), NOT_GIVEN, "the flag needs a value", where=flag))
-                continue
-            text = rest.pop(0)
         name = flag.removeprefix("--").replace("-", "_")
         key = SHORT_FLAGS.get(name) or tuple(name.split("."))
-        yield key, Setting(_value(key, text), flag)
+        if not equals and (not rest or rest[0].startswith("--")):
+            reason = "the flag needs a value" if type_of(key) is not None else _unknown(key)[0]
+            problems.append(Problem(".".join(key), NOT_GIVEN, reason, where=flag))
+            continue
+        yield key, Setting(_value(key, text if equals else rest.pop(0)), flag)
 
 
 def _value(key: Key, text: str) -> Any:
@@ -162,55 +176,31 @@ def _value(key: Key, text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    takes_string = _type(key) is str and not isinstance(parsed["value"], str)
+    takes_string = type_of(key) is str and not isinstance(parsed["value"], str)
     return text if takes_string or len(parsed) != 1 else parsed["value"]
 
 
-@cache
-def _schema(table: type) -> Table:
-    """Names of `table`'s fields with their types, and with a schema of their own where they are tables."""
-    schema: Table = {"config": str} if table is ModelSpec else {}
-    for name, hint in get_type_hints(table).items():
-        inner = next((t for t in (hint, *get_args(hint)) if is_dataclass(t)), None)
-        schema[name] = _schema(inner) if isinstance(inner, type) else hint
-    return schema
-
-
-def _type(key: Key) -> Any:
-    """The type of the field `key`, a schema where it is a table, None where there is no such field."""
-    found: Any = _schema(Job)
-    for name in key:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
-
-
-def _names(schema: Table, prefix: str = "") -> Iterator[str]:
-    for name, inner in schema.items():
-        yield prefix + name
-        if isinstance(inner, dict):
-            yield from _names(inner, f"{prefix}{name}.")
-
-
-def _branches(table: Table, schema: Table, prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Keys and values of `table`, going down only where `schema` does; an empty table is a value."""
+def _branches(table: Table, types: Table, prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Keys and values of `table`, going down only where `types` or another tool does; an empty table is a value."""
     for name, value in table.items():
-        inner = schema.get(name)
-        if isinstance(inner, dict) and isinstance(value, dict) and value:
-            yield from _branches(value, inner, (*prefix, name))
+        key, inner = (*prefix, name), types.get(name)
+        goes_down = isinstance(inner, dict) or (inner is None and is_section_elsewhere(key))
+        if goes_down and isinstance(value, dict) and value:
+            yield from _branches(value, inner or {}, key)
         else:
-            yield (*prefix, name), value
+            yield key, value
 
 
 def _accept(key: Key, setting: Setting, problems: list[Problem]) -> dict[Key, Setting]:
     """The settings that `setting` stands for, if its key is known and its value could be of the right kind."""
-    type_, value = _type(key), setting.value
+    type_, value = type_of(key), setting.value
 
     def refuse(reason: str, legal: tuple[object, ...] = ()) -> dict[Key, Setting]:
         problems.append(Problem(".".join(key), shown(value), reason, legal, setting.where))
         return {}
 
     if type_ is None:
-        return refuse("there is no such key", _similar(key))
+        return refuse(*_unknown(key))
     if isinstance(type_, dict):
         if not isinstance(value, dict):
             return refuse("a table is needed")
@@ -218,11 +208,21 @@ def _accept(key: Key, setting: Setting, problems: list[Problem]) -> dict[Key, Se
         for below, inner in _branches(value, type_, key):
             accepted |= _accept(below, Setting(inner, setting.where), problems)
         return accepted
-    # Literals are compared here, with their types: pydantic takes true and 1.0 for 1.
-    if get_origin(type_) is Literal and (type(value), value) not in [(type(a), a) for a in get_args(type_)]:
-        return refuse("no such choice", get_args(type_))
-    fault = next(filter(None, map(_fault, value if isinstance(value, list) else [value])), None)
-    return refuse(fault) if fault else {key: setting}
+    values = value if isinstance(value, list) else [value]
+    if fault := next(filter(None, map(_fault, values)), None):
+        return refuse(fault)
+    # Choices are compared here, with their types: pydantic takes true and 1.0 for 1.
+    legal = choices(type_)
+    alien = [v for v in values if (type(v), v) not in [(type(choice), choice) for choice in legal]] if legal else []
+    if alien:
+        return refuse(f"no such choice{f': {shown(alien[0])}' if value is not alien[0] else ''}", legal)
+    return {key: setting}
+
+
+def _unknown(key: Key) -> tuple[str, tuple[str, ...]]:
+    """Why nothing can be given for the unknown `key`, and the known keys that may be meant."""
+    elsewhere = meaning_elsewhere(key)
+    return ("there is no such key", _similar(key)) if not elsewhere else (f"there is no such key; {elsewhere}", ())
 
 
 def _similar(key: Key) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _similar(key: Key) -> tuple[str, ...]:
         pairs = ((".".join(key), known), (key[-1], known.rpartition(".")[2]))
         return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
-    scores = {known: likeness(known) for known in _names(_schema(Job))}
+    scores = {known: likeness(known) for known in key_names(key_types())}
     enough = max(0.7, *(score - 0.05 for score in scores.values()))
     return tuple(known for known in sorted(scores, key=lambda k: -scores[k])[:3] if scores[known] >= enough)
 

@@ -20,4 +20,6 @@ class Cluster:
     """Consecutive ranks fill a node (one NVLink domain), consecutive nodes fill a leaf, leaves meet in the spine."""
 
     gpus_per_node: int = 8
+    """Ranks in one NVLink domain."""
     nodes_per_leaf: int = 32
+    """Nodes under one leaf switch."""

@@ -12,80 +12,107 @@ from trigrid.spec.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """global_batch and micro_batch count sequences of `sequence` tokens."""
+    """Sequences of a step: global_batch = dp · micro_batch · accumulation. A job file may give the last instead."""
 
     global_batch: int
+    """Sequences of an optimizer step, over all ranks; left out: dp · micro_batch · accumulation."""
     sequence: int
+    """Length of a sequence, in tokens."""
     micro_batch: int = 1
+    """Sequences that a rank takes at a time."""
 
     def microbatches(self, layout: Layout) -> int:
-        """Microbatches of each data-parallel rank per step: global_batch = dp × micro_batch × microbatches."""
+        """Microbatches of each data-parallel rank per step: the accumulation of the batch equation."""
         return self.global_batch // (layout.dp * self.micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up, then a cosine to lr × min_lr_ratio at the last step; clip_norm = 0 does not clip.
-
-    Weight decay acts on matrices, not on norms and biases.
-    """
+    """AdamW and its learning rate."""
 
     lr: float = 3e-4
+    """The highest learning rate."""
     warmup_steps: int = 0
+    """Steps of linear warm-up, the last of which reaches lr."""
     min_lr_ratio: float = 0.1
+    """The last step's learning rate, as a share of lr."""
     beta1: float = 0.9
+    """How much of its old value the mean of the gradients keeps at each step."""
     beta2: float = 0.95
+    """How much of its old value the mean of the squared gradients keeps at each step."""
     eps: float = 1e-8
+    """Added to the root of the mean square that divides a step."""
     weight_decay: float = 0.1
+    """Decoupled weight decay of matrices; norms and biases have none."""
     clip_norm: float = 1.0
+    """Largest L2 norm of the whole gradient; 0: it is not clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """corpus: "stdlib" (the Python standard library's own source), files and folders of text or JSON Lines, or token
-    files.
-
-    weights: shares of the corpora in every batch, one for each; empty: all documents as one corpus.
-    text_key: where a JSON object holds its text. tokenizer: "train" trains a byte-level BPE of the model's vocabulary
-    on the corpus; otherwise a tokenizer's file. document_attention: tokens attend within their own document only.
-    workers: threads that read batches ahead; 0 reads each when it is needed.
-    """
+    """Corpora, tokenizer, and how they are read."""
 
     corpus: tuple[str, ...] = ("stdlib",)
+    """Corpora: "stdlib" (the source of Python's standard library), a text file, a folder, a .jsonl file, a prepared
+    folder, the prefix of Megatron's .bin and .idx, or "hf:NAME" of Hugging Face datasets."""
     weights: tuple[float, ...] = ()
+    """Share of each corpus in the samples, in any unit, such as [3, 1]; empty: all documents alike."""
     text_key: str = "text"
+    """Where an object of a .jsonl file or of a Hugging Face dataset holds its text."""
     tokenizer: str = "train"
+    """"train" (a byte-level BPE of model.vocab entries, trained on the corpus), a tokenizers .json, a SentencePiece
+    .model or a .tiktoken file."""
     validation_fraction: float = 0.02
+    """Share of the documents that is held out for validation."""
     document_attention: bool = False
+    """Tokens attend only within their own document."""
     workers: int = 1
+    """Threads that read batches ahead; 0: each is read when it is needed."""
     cache: str = ""
+    """Folder that keeps prepared data; empty: the user's cache folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """steps: optimizer steps. device "auto": CUDA where there is one for each local process, else CPU.
-
-    trackers: who is told of every step beside `metrics.jsonl`.
-    """
+    """A run of the job."""
 
     steps: int
+    """Optimizer steps."""
     seed: int = 0
+    """Seed of the initial weights and of the order of samples, both the same for every layout."""
     precision: Literal["fp64", "fp32", "bf16"] = "bf16"
+    """Number format of weights and activations in use; bf16 keeps fp32 gradients, masters and moments."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks compute; auto: on CUDA where every rank of a node has a device, else on the CPU."""
     out: str = "runs"
+    """Folder of all runs; each gets a folder of its own in it."""
     log_every: int = 1
+    """Steps between two lines of the log."""
     validate_every: int = 0
+    """Steps between two validations; 0: never."""
     validation_batches: int = 4
+    """Global batches of a validation."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ("tensorboard",)
+    """Who is told of each logged step, beside metrics.jsonl."""
     prometheus_port: int = 9464
+    """TCP port on which the first rank answers Prometheus, if it is among the trackers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
+    """A training job of trigrid."""
+
     model: ModelSpec
+    """The decoder: a name of the catalogue, a Hugging Face config, or a whole shape."""
     batch: Batch
+    """How many sequences a step takes, and how long they are."""
     run: Run
+    """How long, how precisely and where the job runs, and what it reports."""
     parallel: Layout = field(default_factory=Layout)
+    """How the model is cut over the ranks."""
     cluster: Cluster = field(default_factory=Cluster)
+    """Where the ranks sit."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """AdamW, with linear warm-up and then a half cosine to the last step."""
     data: Data = field(default_factory=Data)
+    """What to train on and how it is read."""

@@ -13,29 +13,37 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Degrees of each axis and the policies along it.
+    """Degrees of each axis and the policies along it; `zero` stands for both policies, of which either may be replaced.
 
-    tp: tensor parallel degree; pp: pipeline stages' ranks; cp: context parallel degree; dp: data parallel degree.
-    dp_replicate: copies of the ZeRO shards (HSDP); dp = dp_replicate × dp_shard.
-    zero: ZeRO stage 0-3 (Rajbhandari 2020). `gather` and `reduce`, where given, replace the policy that the stage
-    implies: weights are gathered once per step or at each use, gradients reduced once per step or after each
-    microbatch. stage_layers: layers of each pipeline stage, in order; empty: as even as possible.
-    order: rank order, slowest axis first.
+    ZeRO: Rajbhandari 2020. Recomputation: Chen 2016. Sequence parallelism: Korthikanti 2022.
     """
 
     tp: int = 1
+    """Tensor-parallel degree, a divisor of heads and ffn; KV heads are copied where there are fewer."""
     pp: int = 1
+    """Pipeline stages, of one rank each."""
     cp: int = 1
+    """Context-parallel degree; only 1 runs so far."""
     dp: int = 1
+    """Data-parallel degree; left out: what fills the launcher's ranks, or what the batch asks for."""
     dp_replicate: int = 1
+    """Copies of the ZeRO shards (HSDP): dp = dp_replicate · dp_shard."""
     zero: ZeroStage = 1
+    """ZeRO stage: 0 shards nothing, 1 the optimizer, 2 also the gradients, 3 also the weights."""
     gather: Literal["auto", "per_step", "per_use"] = "auto"
+    """When weights are gathered; auto: per_use in ZeRO stage 3, which alone allows it, per_step in the others."""
     reduce: Literal["auto", "per_step", "per_microbatch"] = "auto"
+    """When gradients are reduced; auto: per_microbatch from ZeRO stage 2 on, per_step below."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of forwards and backwards in the pipeline."""
     recompute: Literal["none", "full"] = "none"
+    """full: keep only the input of each unit, such as a block, and run it again in backward."""
     sequence_parallel: bool = True
+    """Cut activations along the sequence between tensor-parallel regions."""
     stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage, such as [7, 8, 8, 7]; empty: as even as they go."""
     order: tuple[Axis, ...] = AXES
+    """Order of the ranks, slowest axis first."""
 
     @property
     def world(self) -> int:

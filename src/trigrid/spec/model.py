@@ -10,37 +10,53 @@ from typing import Literal
 class RopeScaling:
     """Llama-3's stretching of the rotary frequencies (Llama 3 herd of models, section 3.4.2).
 
-    Wavelengths longer than `original_context / low_freq_factor` are multiplied by `factor`, those shorter than
-    `original_context / high_freq_factor` kept, those between interpolated.
+    Long wavelengths are multiplied by `factor`, short ones kept, those between interpolated.
     """
 
     factor: float
+    """How many times longer the longest wavelengths become."""
     low_freq_factor: float = 1.0
+    """Wavelengths above original_context ÷ low_freq_factor tokens are stretched in full."""
     high_freq_factor: float = 4.0
+    """Wavelengths below original_context ÷ high_freq_factor tokens stay as they are."""
     original_context: int = 8192
+    """Longest sequence of the model before the stretching, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer.
-
-    `block = "llama"`: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama, Mistral, Qwen).
-    `block = "gpt"`: LayerNorm, learned positions, biases everywhere, GELU (GPT-3); known to the planner only so far.
-    """
+    """A decoder-only transformer."""
 
     name: str
+    """A model of the catalogue, which fills in the whole shape, or a name of your own for a shape of your own."""
     hidden: int
+    """Width of the residual stream, in elements."""
     layers: int
+    """Transformer blocks."""
     heads: int
+    """Query heads of a block."""
     kv_heads: int
+    """Key and value heads of a block: a divisor of heads, fewer of them for grouped-query attention."""
     head_dim: int
+    """Width of a head, in elements."""
     ffn: int
+    """Inner width of the feed-forward layer, in elements."""
     vocab: int
+    """Entries of the vocabulary."""
     context: int
+    """Longest sequence, in tokens."""
     block: Literal["llama", "gpt"] = "llama"
+    """"llama": RMSNorm, rotary positions, SwiGLU (Llama, Mistral, Qwen); "gpt": LayerNorm, learned positions, GELU and
+    biases everywhere (GPT-3), known to the planner only so far."""
     tied: bool = False
+    """One weight for the embedding and the head."""
     norm_eps: float = 1e-5
+    """Added to the mean square, or to the variance, under the root of a norm."""
     rope_theta: float = 10_000.0
+    """Base of the rotary positions' wavelengths."""
     rope_scaling: RopeScaling | None = None
+    """Llama-3's stretching of the rotary positions' wavelengths; left out: none."""
     qkv_bias: bool = False
+    """Biases on query, key and value, as in Qwen2."""
     qk_norm: bool = False
+    """RMSNorm on the queries and keys of each head, as in Qwen3."""

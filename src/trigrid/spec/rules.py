@@ -9,15 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, isqrt
+from typing import Any
 
 from trigrid.errors import Problem
+from trigrid.spec.batch import solve_batch
 from trigrid.spec.job import Job
 from trigrid.spec.layout import AXES, zero_policy
 
 # Above every real count, and small enough that looking for the nearest divisors takes no time.
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
-FROM_ZERO = {"parallel.zero", "optimizer.warmup_steps", "run.seed", "run.validate_every"}
+LARGEST_PORT = 2**16 - 1
+FROM_ZERO = {
+    "parallel.zero",
+    "parallel.stage_layers",
+    "optimizer.warmup_steps",
+    "data.workers",
+    "run.seed",
+    "run.validate_every",
+}
+HIGHEST = {"run.seed": LARGEST_SEED, "run.prometheus_port": LARGEST_PORT}
 
 
 @dataclass(frozen=True)
@@ -58,15 +69,26 @@ RANGES = {
     "optimizer.eps": POSITIVE,
     "optimizer.weight_decay": NOT_NEGATIVE,
     "optimizer.clip_norm": NOT_NEGATIVE,
+    "data.weights": POSITIVE,
     "data.validation_fraction": Range(0.0, 0.5, "[]"),
 }
 
 
 def check(job: Job) -> list[Problem]:
     """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
-    single = [p for key, value in _leaves(job) for p in _value(key, value)]
-    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer, _validation)
+    single = [p for key, value in _leaves(job) for p in check_value(key, value)]
+    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer, _data)
     return single or [p for rule in rules for p in rule(job)]
+
+
+def check_value(key: str, value: object) -> list[Problem]:
+    """Every reason why no job can have `value`, of the right type, under the dotted `key`."""
+    return list(_value(key, value))
+
+
+def whole_range(key: str) -> tuple[int, int]:
+    """The smallest and the largest whole number that may stand, by itself or in an array, under the dotted `key`."""
+    return int(key not in FROM_ZERO), HIGHEST.get(key, LARGEST_COUNT)
 
 
 def check_trainable(job: Job) -> list[Problem]:
@@ -128,17 +150,27 @@ def _value(key: str, value: object) -> Iterator[Problem]:
             if value not in RANGES[key]:
                 yield Problem(key, value, f"must be in {RANGES[key]}", RANGES[key].nearest(value))
         case int():
-            low, high = int(key not in FROM_ZERO), LARGEST_SEED if key == "run.seed" else LARGEST_COUNT
+            low, high = whole_range(key)
             if not low <= value <= high:
                 yield Problem(key, value, f"must be from {low} to {high}", (min(max(value, low), high),))
         case str():
             if not value and key != "data.cache":
                 yield Problem(key, '""', "must not be empty")
         case tuple():
-            if key == "data.corpus" and not (value and all(value)):
-                yield Problem(key, list(value), "must name at least one corpus, none of them empty", ('["stdlib"]',))
-            if key == "parallel.stage_layers" and any(not 0 <= n <= LARGEST_COUNT for n in value):
-                yield Problem(key, list(value), f"each must be from 0 to {LARGEST_COUNT}")
+            yield from _array(key, value)
+
+
+def _array(key: str, values: tuple[Any, ...]) -> Iterator[Problem]:
+    low, high = whole_range(key)
+    match key:
+        case "data.corpus" if not (values and all(values)):
+            yield Problem(key, list(values), "must name at least one corpus, none of them empty", ('["stdlib"]',))
+        case "data.weights" if any(weight not in RANGES[key] for weight in values):
+            yield Problem(key, list(values), f"each must be in {RANGES[key]}")
+        case "run.trackers" if len(once := list(dict.fromkeys(values))) < len(values):
+            yield Problem(key, list(values), "names a tracker more than once", (once,))
+        case "parallel.stage_layers" if any(not low <= layers <= high for layers in values):
+            yield Problem(key, list(values), f"each must be from {low} to {high}")
 
 
 def _model(job: Job) -> Iterator[Problem]:
@@ -259,17 +291,10 @@ def _data_parallel(job: Job) -> Iterator[Problem]:
 
 
 def _batch(job: Job) -> Iterator[Problem]:
-    batch, dp = job.batch, job.parallel.dp
-    pass_ = dp * batch.micro_batch
-    if batch.global_batch % pass_:
-        below = batch.global_batch // pass_ * pass_
-        yield Problem(
-            "batch.global_batch",
-            batch.global_batch,
-            f"global_batch = dp · micro_batch · microbatches = {dp} · {batch.micro_batch} · microbatches "
-            "must hold for a whole number of microbatches",
-            tuple(n for n in (below, below + pass_) if n),
-        )
+    batch = job.batch
+    solved = solve_batch(global_batch=batch.global_batch, dp=job.parallel.dp, micro_batch=batch.micro_batch)
+    if isinstance(solved, Problem):
+        yield solved
 
 
 def _optimizer(job: Job) -> Iterator[Problem]:
@@ -278,7 +303,11 @@ def _optimizer(job: Job) -> Iterator[Problem]:
         yield Problem("optimizer.warmup_steps", warmup, f"must be below run.steps = {steps}", (steps - 1,))
 
 
-def _validation(job: Job) -> Iterator[Problem]:
+def _data(job: Job) -> Iterator[Problem]:
+    corpus, weights = job.data.corpus, job.data.weights
+    if weights and len(weights) != len(corpus):
+        reason = f"one weight is needed for each of the {len(corpus)} corpora of data.corpus"
+        yield Problem("data.weights", list(weights), reason, ("[] (all documents alike)",))
     if job.run.validate_every and not job.data.validation_fraction:
         yield Problem(
             "run.validate_every", job.run.validate_every, "needs data.validation_fraction above 0, and it is 0", (0,)
