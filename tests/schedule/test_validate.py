@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import product
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trigrid.schedule import Action, Kind, Schedule, channels, make_schedule, receives, validate
+from trigrid.schedule import NAMES, Action, Kind, Schedule, channels, make_schedule, needs, receives, result, validate
 from trigrid.schedule.validate import OUTSTANDING_SENDS
 
-F, B = Kind.FORWARD, Kind.BACKWARD
+F, B, INPUT, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 Ranks = list[list[Action]]
 
 
@@ -64,7 +65,7 @@ def _move(action: Action, to: int) -> Callable[[Ranks], object]:
     [
         (lambda ranks: ranks[1].remove(Action(F, 1, 2)), "missing F1.2"),
         (lambda ranks: ranks[2].remove(Action(B, 2, 3)), "missing B2.3"),
-        (lambda ranks: ranks[1].clear(), "missing B1.0"),
+        (lambda ranks: ranks[1].clear(), "missing F1.0"),
         (_insert(0, 3, Action(F, 0, 1)), "F0.1 appears 2 times"),
         (_insert(2, 8, Action(B, 2, 0)), "B2.0 appears 2 times"),
         (_insert(0, 0, Action(F, 0, 4)), "F0.4 is of no stage or microbatch"),
@@ -149,6 +150,46 @@ def test_forwards_alone_are_a_schedule_only_where_no_backward_is_asked_for() -> 
         validate(schedule_of("B0.0", "B1.0"))
     with pytest.raises(ValueError, match="missing"):
         validate(Schedule("empty", 1, (0,), ((),)))
+    with pytest.raises(ValueError, match=r"B0\.0 is of no stage or microbatch"):
+        validate(schedule_of("F0.0 B0.0"), (Kind.FORWARD,))
+
+
+# Backwards in two halves
+
+
+def test_each_backward_may_be_whole_or_in_halves() -> None:
+    """Stage 1 splits microbatch 0 and stage 0 microbatch 1: a gradient is a message whichever made it."""
+    validate(schedule_of("F0.0 F0.1 B0.0 I0.1 W0.1", "F1.0 I1.0 F1.1 W1.0 B1.1"))
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("F0.0 I0.0", r"missing W0\.0"),
+        ("F0.0 W0.0", r"missing I0\.0"),
+        ("F0.0", r"missing B0\.0"),
+        ("I0.0 W0.0", r"missing F0\.0"),
+        ("F0.0 B0.0 W0.0", r"B0\.0 and W0\.0 do the same work"),
+        ("F0.0 B0.0 I0.0 W0.0", r"B0\.0 and I0\.0 do the same work"),
+        ("F0.0 I0.0 W0.0 W0.0", r"W0\.0 appears 2 times"),
+        ("F0.0 W0.0 I0.0", r"W0\.0 comes before its input backward on rank 0"),
+        ("W0.0 F0.0 I0.0", r"W0\.0 comes before its input backward on rank 0"),
+        ("I0.0 F0.0 W0.0", "deadlock, rank 0 at I0\\.0; rank 1 at F1\\.0"),
+    ],
+)
+def test_a_fault_in_a_split_backward_is_named(first: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"schedule planted: {message}"):
+        validate(schedule_of(first, "F1.0 I1.0 W1.0"))
+
+
+def test_a_last_stage_that_splits_before_its_forward_is_named() -> None:
+    with pytest.raises(ValueError, match=r"I1\.0 comes before its forward on rank 1"):
+        validate(schedule_of("F0.0 B0.0", "I1.0 F1.0 W1.0"))
+
+
+def test_ranks_that_hold_weights_back_for_each_other_do_not_wait() -> None:
+    """Nobody needs a weight backward, so any place behind its input backward will do."""
+    validate(schedule_of("F0.0 F0.1 I0.0 I0.1 W0.1 W0.0", "F1.0 I1.0 F1.1 I1.1 W1.1 W1.0"))
 
 
 # Random schedules
@@ -170,7 +211,7 @@ def waits_in_a_circle(schedule: Schedule, outstanding: int = 1) -> bool:
             graph.add(start, *([("over", before)] if before else []))
             graph.add(run, start)
             graph.add(over, run)
-            source = action.stage + (-1 if action.kind is F else 1)
+            graph.add(("made", result(action)), run)
             need = receives(schedule, action)
             if need is not None:
                 pair, k = queue[need]
@@ -178,12 +219,12 @@ def waits_in_a_circle(schedule: Schedule, outstanding: int = 1) -> bool:
                 for j in range(reached[pair], k + 1):
                     graph.add(("taken", pair, j), start, *([("taken", pair, j - 1)] if j else []))
                 reached[pair] = max(reached[pair], k + 1)
-            elif 0 <= source < schedule.stages:
-                graph.add(run, ("run", action._replace(stage=source)))
-            if action.kind is B:
-                graph.add(run, ("run", action._replace(kind=F)))
-            if action in queue:
-                pair, k = queue[action]
+            elif (local := needs(schedule, action)) is not None:
+                graph.add(run, ("made", local))
+            if action.kind is not F:
+                graph.add(run, ("run", action._replace(kind=INPUT if action.kind is W else F)))
+            if result(action) in queue and action.kind is not W:
+                pair, k = queue[result(action)]
                 graph.add(("taken", pair, k), over)
                 if k > outstanding:
                     graph.add(over, ("taken", pair, k - 1 - outstanding))
@@ -199,13 +240,15 @@ def random_schedule(random: Random) -> Schedule:
     """Every action once on its own rank, over a random placement, in an order that data could follow; then stirred."""
     stages, ranks, microbatches = random.randint(1, 5), random.randint(1, 4), random.randint(1, 9)
     placement = tuple(random.randrange(ranks) for _ in range(stages))
-    left = {Action(kind, s, m) for kind in Kind for s in range(stages) for m in range(microbatches)}
+    left: set[Action] = set()
+    for s, m in product(range(stages), range(microbatches)):
+        left |= {Action(kind, s, m) for kind in random.choice([(F, B), (F, B), (F, INPUT, W)])}
     lines: Ranks = [[] for _ in range(ranks)]
     eagerness = random.choice([0.5, 0.8, 0.95])
     while left:
-        ready = sorted(action for action in left if not needs(action, stages) & left)
-        kind = F if random.random() < eagerness else B
-        action = random.choice([a for a in ready if a.kind is kind] or ready)
+        ready = sorted(action for action in left if not waits_for(action) & left)
+        forward = random.random() < eagerness
+        action = random.choice([a for a in ready if (a.kind is F) == forward] or ready)
         lines[placement[action.stage]].append(action)
         left.remove(action)
     for _ in range(random.choice([0, 0, 1, 3])):
@@ -216,10 +259,13 @@ def random_schedule(random: Random) -> Schedule:
     return Schedule("random", microbatches, placement, tuple(map(tuple, lines)))
 
 
-def needs(action: Action, stages: int) -> set[Action]:
-    source = action.stage + (-1 if action.kind is F else 1)
-    found = {action._replace(stage=source)} if 0 <= source < stages else set()
-    return found | ({action._replace(kind=F)} if action.kind is B else set())
+def waits_for(action: Action) -> set[Action]:
+    kind, stage, m = action
+    if kind is W:
+        return {Action(INPUT, stage, m)}
+    if kind is F:
+        return {Action(F, stage - 1, m)}
+    return {Action(F, stage, m)} | {Action(backward, stage + 1, m) for backward in (B, INPUT)}
 
 
 def random_warm_ups(random: Random) -> Schedule:
@@ -275,12 +321,16 @@ lines = st.lists(st.lists(actions, max_size=8), max_size=4)
 
 def complete_and_in_place(schedule: Schedule) -> bool:
     found = Counter(action for line in schedule.ranks for action in line)
-    every = {(stage, m) for stage in range(schedule.stages) for m in range(schedule.microbatches)}
-    kinds = {action.kind for action in found} or {F}
-    return (
-        found == {Action(kind, *at): 1 for kind in kinds for at in every}
-        and (F in kinds or not every)
-        and all(schedule.placement[a.stage] == rank for rank, line in enumerate(schedule.ranks) for a in line)
+    for stage, m in product(range(schedule.stages), range(schedule.microbatches)):
+        kinds = "".join(sorted(action.kind for action in found.elements() if action[1:] == (stage, m)))
+        if kinds not in ("BF", "FIW"):
+            return False
+    return all(
+        action.stage in range(schedule.stages)
+        and action.microbatch in range(schedule.microbatches)
+        and schedule.placement[action.stage] == rank
+        for rank, line in enumerate(schedule.ranks)
+        for action in line
     )
 
 
@@ -304,8 +354,8 @@ def test_a_legal_schedule_with_one_action_lost_repeated_or_misplaced_is_refused(
     random: Random, data: st.DataObject
 ) -> None:
     """R28, R49."""
-    schedule = make_schedule(data.draw(st.sampled_from(["gpipe", "1f1b"])), random.randint(1, 6), random.randint(2, 8))
-    rank = random.randrange(schedule.stages)
+    schedule = make_schedule(data.draw(st.sampled_from(NAMES)), random.randint(1, 6), random.randint(2, 8))
+    rank = random.randrange(len(schedule.ranks))
     at = random.randrange(len(schedule.ranks[rank]))
     action = schedule.ranks[rank][at]
     fault = data.draw(st.sampled_from(["lost", "repeated", "misplaced"]))

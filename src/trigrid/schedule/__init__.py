@@ -1,12 +1,44 @@
 """Pipeline schedules as data: one object that is planned, validated, drawn and run.
 
 actions.py     Action, Schedule and the messages between ranks that follow from them
-generators.py  the named schedules
+programs.py    what each rank does in the named schedules, and what each promises
+generators.py  the named schedules, written out
 validate.py    every action once, in a possible order, and no deadlock between channels
+replay.py      a schedule played with durations: spans, bubble, idle time
+memory.py      what is in flight on each rank, at most and over time
+files.py       schedules as CSV and JSON
 """
 
-from trigrid.schedule.actions import Action, Kind, Schedule, channels, receives, sends_to
-from trigrid.schedule.generators import make_schedule
+from trigrid.schedule.actions import Action, Kind, Schedule, channels, needs, receives, result, sends_to
+from trigrid.schedule.files import read_schedule, write_schedule
+from trigrid.schedule.generators import NAMES, forward_only, make_schedule
+from trigrid.schedule.memory import InFlight, bytes_over_time, in_flight, peak_bytes
+from trigrid.schedule.replay import Durations, Order, Span, Timeline, order_of, replay
 from trigrid.schedule.validate import validate
 
-__all__ = ["Action", "Kind", "Schedule", "channels", "make_schedule", "receives", "sends_to", "validate"]
+__all__ = [
+    "NAMES",
+    "Action",
+    "Durations",
+    "InFlight",
+    "Kind",
+    "Order",
+    "Schedule",
+    "Span",
+    "Timeline",
+    "bytes_over_time",
+    "channels",
+    "forward_only",
+    "in_flight",
+    "make_schedule",
+    "needs",
+    "order_of",
+    "peak_bytes",
+    "read_schedule",
+    "receives",
+    "replay",
+    "result",
+    "sends_to",
+    "validate",
+    "write_schedule",
+]

@@ -8,12 +8,21 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
+    """INPUT and WEIGHT are the halves of BACKWARD: the gradient that the stage before waits for, and that of the
+    weights, for which nobody waits (Qi 2023, section 2)."""
+
     FORWARD = "F"
     BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
 
 
 class Action(NamedTuple):
-    """The forward or backward of one stage on one microbatch; also names the message that it produces."""
+    """What one stage does for one microbatch.
+
+    A forward and a backward also name the message that they produce. An INPUT produces what the BACKWARD in its place
+    would, so a gradient is named as a BACKWARD whichever of them made it.
+    """
 
     kind: Kind
     stage: int
@@ -37,16 +46,34 @@ class Schedule:
         return len(self.placement)
 
 
-def receives(schedule: Schedule, action: Action) -> Action | None:
-    """The action of another rank whose result `action` needs as a message, or None."""
-    source = action.stage + (-1 if action.kind is Kind.FORWARD else 1)
-    if not 0 <= source < schedule.stages or schedule.placement[source] == schedule.placement[action.stage]:
+def result(action: Action) -> Action:
+    """The name of what `action` hands to the next stage or the one before; that of a WEIGHT is its own."""
+    return action._replace(kind=Kind.BACKWARD) if action.kind is Kind.INPUT else action
+
+
+def needs(schedule: Schedule, action: Action) -> Action | None:
+    """The name of the result of another stage that `action` starts from, or None."""
+    if action.kind is Kind.WEIGHT:
         return None
-    return action._replace(stage=source)
+    forward = action.kind is Kind.FORWARD
+    source = action.stage + (-1 if forward else 1)
+    if not 0 <= source < schedule.stages:
+        return None
+    return Action(Kind.FORWARD if forward else Kind.BACKWARD, source, action.microbatch)
+
+
+def receives(schedule: Schedule, action: Action) -> Action | None:
+    """The name of the message from another rank that `action` needs, or None."""
+    need = needs(schedule, action)
+    if need is None or schedule.placement[need.stage] == schedule.placement[action.stage]:
+        return None
+    return need
 
 
 def sends_to(schedule: Schedule, action: Action) -> int | None:
     """The pipeline rank that needs the result of `action` as a message, or None."""
+    if action.kind is Kind.WEIGHT:
+        return None
     target = action.stage + (1 if action.kind is Kind.FORWARD else -1)
     if not 0 <= target < schedule.stages or schedule.placement[target] == schedule.placement[action.stage]:
         return None
@@ -54,11 +81,11 @@ def sends_to(schedule: Schedule, action: Action) -> int | None:
 
 
 def channels(schedule: Schedule) -> dict[tuple[int, int], tuple[Action, ...]]:
-    """For each ordered pair (sender, receiver) of pipeline ranks, the messages in the sender's order."""
+    """For each ordered pair (sender, receiver) of pipeline ranks, the names of the messages in the sender's order."""
     found: dict[tuple[int, int], list[Action]] = {}
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             target = sends_to(schedule, action)
             if target is not None:
-                found.setdefault((rank, target), []).append(action)
+                found.setdefault((rank, target), []).append(result(action))
     return {pair: tuple(messages) for pair, messages in found.items()}

@@ -1,41 +1,87 @@
-"""The named schedules."""
+"""The named schedules, each a program of phases per rank (programs.py) that is written out here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from trigrid.schedule.actions import Action, Kind, Schedule
+from trigrid.schedule.programs import PROGRAMS, Phase, Size
+
+NAMES = tuple(PROGRAMS)
 
 
-def make_schedule(name: str, pp: int, microbatches: int) -> Schedule:
-    """The schedule `name` for `pp` stages, one per pipeline rank."""
-    generate = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward}[name]
-    ranks = tuple(tuple(generate(rank, pp, microbatches)) for rank in range(pp))
-    return Schedule(name, microbatches, tuple(range(pp)), ranks)
+def make_schedule(name: str, pp: int, microbatches: int, virtual_stages: int | None = None) -> Schedule:
+    """The schedule `name` (one of NAMES) over `pp` ranks of `virtual_stages` stages each.
+
+    virtual_stages: any number for interleaved; for the others what they have, as when left out: 2 in zbv and
+    dualpipev, else 1.
+    Raises KeyError for an unknown name, ValueError for a size that the schedule cannot have.
+    """
+    program = PROGRAMS[name]
+    chunks = virtual_stages if virtual_stages is not None else program.chunks or 1
+    if min(pp, microbatches, chunks) < 1:
+        raise ValueError(f"schedule {name}: ranks, microbatches and stages per rank are at least 1")
+    if program.chunks not in (None, chunks):
+        raise ValueError(f"schedule {name}: {program.chunks} stages per rank, not {chunks}")
+    if program.v_shaped:
+        placement = (*range(pp), *reversed(range(pp)))
+        enough = max(microbatches, 2 * pp)
+    else:
+        placement = tuple(range(pp)) * chunks
+        enough = -(-microbatches // pp) * pp
+    ranks = []
+    for rank in range(pp):
+        phases = program.phases(rank, Size(pp, enough, chunks))
+        stages = [stage for stage, holder in enumerate(placement) if holder == rank]
+        ranks.append(_written(phases, stages, pp, microbatches))
+    return Schedule(name, microbatches, placement, tuple(ranks))
 
 
-def forward_only(pp: int, microbatches: int) -> Schedule:
-    """All forwards, no backward: the schedule of validation."""
-    ranks = tuple(tuple(_each(Kind.FORWARD, rank, range(microbatches))) for rank in range(pp))
-    return Schedule("forward", microbatches, tuple(range(pp)), ranks)
+def forward_only(pp: int, microbatches: int, placement: tuple[int, ...] | None = None) -> Schedule:
+    """All forwards, no backward: the schedule of validation.
+
+    placement: pipeline rank of each stage; left out, one stage per rank. A microbatch enters whenever the fullest
+    rank can be through with the one before, and every rank acts in the order of the times that follow from it.
+    """
+    placement = placement or tuple(range(pp))
+    every = max(placement.count(rank) for rank in range(pp))
+    due = sorted((stage + every * m, stage, m) for stage in range(len(placement)) for m in range(microbatches))
+    ranks: list[list[Action]] = [[] for _ in range(pp)]
+    for _, stage, m in due:
+        ranks[placement[stage]].append(Action(Kind.FORWARD, stage, m))
+    return Schedule("forward", microbatches, placement, tuple(map(tuple, ranks)))
 
 
-def _each(kind: Kind, stage: int, microbatches: Iterable[int]) -> Iterator[Action]:
-    return (Action(kind, stage, m) for m in microbatches)
+def _written(phases: Sequence[Phase], stages: Sequence[int], group: int, microbatches: int) -> tuple[Action, ...]:
+    """The actions of `phases` on a rank that holds `stages`, without those of microbatch `microbatches` and later.
+
+    What is left out is all of a microbatch on every rank, so no order among the others changes.
+    """
+    unweighted: deque[tuple[int, int]] = deque()
+    places = {"W": iter(unweighted.popleft, None)}
+    places["F"] = _in_groups(stages, group)
+    places["B"] = _in_groups(stages[::-1], group)
+    for chunk, stage in enumerate(stages):
+        places[f"F{chunk}"] = _in_groups([stage], group)
+        places[f"B{chunk}"] = places[f"I{chunk}"] = _in_groups([stage], group)
+    written: list[Action] = []
+    for times, text in phases:
+        words = [(kind := Kind(word[0]), kind is Kind.INPUT, places[word]) for word in text.split()]
+        for _ in range(times):
+            for kind, splits, queue in words:
+                stage, m = place = next(queue)
+                if splits:
+                    unweighted.append(place)
+                if m < microbatches:
+                    written.append(Action(kind, stage, m))
+    return tuple(written)
 
 
-def _gpipe(rank: int, pp: int, microbatches: int) -> Iterator[Action]:
-    """All forwards, then all backwards in the same order (Huang 2019)."""
-    del pp
-    yield from _each(Kind.FORWARD, rank, range(microbatches))
-    yield from _each(Kind.BACKWARD, rank, range(microbatches))
-
-
-def _one_forward_one_backward(rank: int, pp: int, microbatches: int) -> Iterator[Action]:
-    """A warm-up of pp − rank − 1 forwards, then a forward and a backward in turn (PipeDream-flush, Narayanan 2021)."""
-    warm_up = min(pp - rank - 1, microbatches)
-    yield from _each(Kind.FORWARD, rank, range(warm_up))
-    for m in range(warm_up, microbatches):
-        yield Action(Kind.FORWARD, rank, m)
-        yield Action(Kind.BACKWARD, rank, m - warm_up)
-    yield from _each(Kind.BACKWARD, rank, range(microbatches - warm_up, microbatches))
+def _in_groups(stages: Sequence[int], group: int) -> Iterator[tuple[int, int]]:
+    """(stage, microbatch) without end: `group` microbatches through each stage, then the next ones."""
+    for first in count(step=group):
+        for stage in stages:
+            for m in range(first, first + group):
+                yield stage, m

@@ -1,0 +1,62 @@
+"""What a rank holds while it runs its part of a schedule; how long each action takes does not matter for the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from trigrid.schedule.actions import Kind, Schedule
+from trigrid.schedule.replay import Timeline
+
+
+class InFlight(NamedTuple):
+    """The most stages times microbatches whose activations a rank holds, from each forward to its input backward, and
+    to its weight backward; equal where backwards are whole."""
+
+    until_input: int
+    until_weight: int
+
+
+def in_flight(schedule: Schedule) -> tuple[InFlight, ...]:
+    """The maximum of each rank."""
+    ones, none = (1,) * schedule.stages, (0,) * schedule.stages
+    return tuple(map(InFlight, peak_bytes(schedule, ones, none), peak_bytes(schedule, ones, ones)))
+
+
+def peak_bytes(schedule: Schedule, forward_bytes: Sequence[int], weight_bytes: Sequence[int]) -> tuple[int, ...]:
+    """The most bytes that each rank holds for microbatches under way.
+
+    forward_bytes: by stage, held from a forward to its backward, whole or of the input; weight_bytes: by stage, held
+    from there to the weight backward where that is apart (what is left of the activations, and the output gradients).
+    """
+    change = _changes(forward_bytes, weight_bytes)
+    return tuple(
+        max(accumulate((change[kind][stage] for kind, stage, _ in actions), initial=0)) for actions in schedule.ranks
+    )
+
+
+def bytes_over_time(
+    timeline: Timeline, forward_bytes: Sequence[int], weight_bytes: Sequence[int]
+) -> tuple[tuple[tuple[float, int], ...], ...]:
+    """For each rank (time_s, bytes held from then on), at each change.
+
+    Arguments as in `peak_bytes`. A forward's bytes count from its start, a backward gives back at its end.
+    """
+    change = _changes(forward_bytes, weight_bytes)
+    held = [0] * len(timeline.busy_s)
+    found: list[list[tuple[float, int]]] = [[] for _ in held]
+    for rank, (kind, stage, _), start_s, end_s in timeline.spans:
+        held[rank] += change[kind][stage]
+        found[rank].append((start_s if kind is Kind.FORWARD else end_s, held[rank]))
+    return tuple(map(tuple, found))
+
+
+def _changes(forward_bytes: Sequence[int], weight_bytes: Sequence[int]) -> Mapping[Kind, Sequence[int]]:
+    """By kind and stage, how many bytes more are held after an action than before it."""
+    return {
+        Kind.FORWARD: forward_bytes,
+        Kind.BACKWARD: [-held for held in forward_bytes],
+        Kind.INPUT: [later - held for held, later in zip(forward_bytes, weight_bytes, strict=True)],
+        Kind.WEIGHT: [-held for held in weight_bytes],
+    }
