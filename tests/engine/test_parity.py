@@ -14,7 +14,7 @@ from helpers.jobs import named, small_job
 from trigrid.blueprint import decoder
 from trigrid.check.parity import Reference, Verdict, judge, judge_bf16, reference, run_rank
 from trigrid.check.pool import Pool
-from trigrid.spec.job import Job
+from trigrid.spec.job import Data, Job
 
 MODELS = {
     "plain": {},
@@ -30,7 +30,7 @@ class References:
         self._made: dict[tuple[object, ...], Reference] = {}
 
     def of(self, job: Job) -> Reference:
-        key = (job.model, job.run.precision)
+        key = (job.model, job.data, job.run.precision)
         if key not in self._made:
             row_by_row = replace(job, batch=replace(job.batch, micro_batch=1))
             self._made[key] = reference(row_by_row, self._pool)
@@ -96,6 +96,22 @@ def test_policies(pool: Pool, references: References, fields: dict[str, object])
     """Schedules, gather and reduce policies, recomputation, uneven stages, rank order (R56)."""
     found = verdict(pool, references, small_job(named("tp2pp2dp2", **fields), **MODELS["tied"]))
     assert found.passed, found
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tp2pp2dp2", {"zero": 3, "sequence_parallel": True}),
+        ("tp4", {}),
+        ("pp2dp2", {"recompute": "full", "zero": 2}),
+    ],
+)
+def test_attention_within_documents(pool: Pool, references: References, name: str, fields: dict[str, object]) -> None:
+    job = replace(small_job(named(name, **fields)), data=Data(document_attention=True))
+    found = verdict(pool, references, job)
+    assert found.passed, found
+    everywhere = references.of(replace(job, data=Data())).losses
+    assert all(a != b for a, b in zip(references.of(job).losses, everywhere, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pieces around the loop: learning rate, a process's place, who failed first."""
+"""The pieces around the loop: a process's place, who failed first."""
 
 from __future__ import annotations
 
@@ -10,23 +10,7 @@ import pytest
 
 from trigrid.errors import Refused, RunFailed
 from trigrid.launch.place import Place, find_place, first_host
-from trigrid.report.console import PhaseProgress, StepLine, duration, table
-from trigrid.spec.job import Optimizer
 from trigrid.train.failure import first_failure, record
-from trigrid.train.learning_rate import learning_rate
-
-
-def test_learning_rate() -> None:
-    """Linear to the peak at the last step of the warm-up, a cosine to the floor at the last step."""
-    optimizer = Optimizer(lr=1.0, warmup_steps=4, min_lr_ratio=0.1)
-    rates = [learning_rate(optimizer, step, 11) for step in range(11)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[4] == 1.0
-    assert rates[7] == pytest.approx(0.55)
-    assert rates[10] == pytest.approx(0.1)
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert learning_rate(Optimizer(lr=1.0), 0, 1) == 1.0
-
 
 TORCHRUN = {
     "RANK": "5",
@@ -106,17 +90,3 @@ def test_a_users_mistake_stays_one(tmp_path: Path) -> None:
 
 def test_ranks_that_say_nothing(tmp_path: Path) -> None:
     assert "rank 1: exit code 7" in str(first_failure(tmp_path, {1: 7}))
-
-
-def test_words() -> None:
-    assert [duration(s) for s in (0, 42, 187, 19_200, 1_047_600)] == ["0s", "42s", "3m07s", "5h20m", "12d03h"]
-    assert table(["a", "bb"], [["ccc", "d"]]) == "a    bb\nccc   d"
-    line = StepLine(3, 60, 5.25, 1.5, 1e-3, 12_345.6, 2e12, 0.412, 2**30, 0.01, 61)
-    assert len(str(line)) == len(StepLine.HEADER)
-
-
-def test_progress_is_quiet_where_nothing_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
-    with PhaseProgress() as progress:
-        for i in range(1000):
-            progress("counting", i, 1000)
-    assert capsys.readouterr().err == ""

@@ -25,26 +25,76 @@ def job(tmp_path: Path) -> Path:
 
 def test_a_run_gives_the_numbers_of_one_process(job: Path) -> None:
     """TP2 × PP2 under torchrun against one process, from the same job file; what a run leaves behind."""
-    code, out, err = run("train", job, *LAYOUT, "--json")
+    code, out, err = run("train", job, *LAYOUT, "--json", "--steps", "6")
     assert code == 0, err
     summary = json.loads(out)
     folder = run_dir(job)
     assert summary["run_dir"] == str(folder)
-    assert load_job(folder / "job.toml") == load_job(job, LAYOUT)
+    assert load_job(folder / "job.toml") == load_job(job, [*LAYOUT, "--steps", "6"])
+    (start,) = metrics(folder, "start")
+    assert (start["world"], start["tokens_per_step"], start["device"]) == (4, 256, "cpu")
     steps = metrics(folder, "step")
-    assert [entry["step"] for entry in steps] == [1, 2, 3, 4]
-    assert set(steps[0]) >= {"learning_rate", "tokens_per_s", "flops_per_s", "mfu", "eta_s", "data_wait_share"}
-    assert "ETA" in err
-    assert "data" in err
+    assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
+    for entry in steps:
+        assert entry["tokens_per_s"] == pytest.approx(256 / entry["step_s"])
+        assert entry["tokens_per_s_per_rank"] == pytest.approx(entry["tokens_per_s"] / 4)
+        assert entry["data_wait_share"] == pytest.approx(entry["data_wait_s"] / entry["step_s"])
+        assert 0 < entry["data_wait_share"] < 1
+        share = entry["tokens_per_s"] / start["matmul_flops_per_s"]
+        assert entry["mfu_full"] == pytest.approx(share * start["flops_per_token_full"])
+        assert entry["mfu_causal"] == pytest.approx(share * start["flops_per_token_causal"])
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+    assert (folder / "loss.svg").exists()
+    lines = err.splitlines()
+    assert "starting 4 processes on this machine" in lines
+    assert sum("ETA" in line for line in lines) == 1
+    assert "training loss and validation loss" in err
+    assert "\x1b" not in err
+    assert "warning" not in err
 
-    code, out, err = run("train", job, "--json", "--run.out", job.parent / "alone")
-    assert code == 0, err
+    code, out, err = run("train", job, "--json", "--quiet", "--steps", "6", "--run.out", job.parent / "alone")
+    assert (code, err) == (0, "")
     alone = json.loads(out)
     (folder,) = (job.parent / "alone").iterdir()
     for three_d, single in zip(steps, metrics(folder, "step"), strict=True):
         assert three_d["loss"] == pytest.approx(single["loss"], rel=1e-12)
         assert three_d["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-10)
+        assert three_d["learning_rate"] == single["learning_rate"], "R83"
     assert summary["validation_loss"] == pytest.approx(alone["validation_loss"], rel=1e-9)
+
+
+def test_quiet_reaches_the_ranks_and_warnings_do_too(job: Path) -> None:
+    """A tracker that fails costs a warning; the result is printed as ever."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        trackers = ("--run.trackers", '["prometheus"]', "--run.prometheus_port", port)
+        code, out, err = run("train", job, "--tp", "2", "--quiet", "--steps", "2", *trackers)
+    assert code == 0, err
+    (warning,) = err.splitlines()
+    assert warning.startswith("warning: run.trackers: prometheus failed, and is told no more: OSError: ")
+    assert out.startswith("2 steps, 512 tokens in ")
+    assert "median step: " in out
+    assert len(metrics(run_dir(job), "step")) == 2
+
+
+def test_a_blend_trains_alike_with_any_number_of_threads_that_read(job: Path) -> None:
+    """The standard library's source and the corpus of the job, three to one, with attention within documents."""
+    text = job.read_text()
+    job.write_text(text.replace("[data]\ncorpus = [", '[data]\nweights = [3, 1]\ncorpus = ["stdlib", '))
+    losses = {}
+    for workers in (1, 3):
+        out = job.parent / f"workers-{workers}"
+        options = ("--data.workers", workers, "--data.document-attention", "true", "--run.out", out)
+        code, _, err = run("train", job, *options)
+        assert code == 0, err
+        assert "  stdlib: " in err
+        assert "75.0% of each batch" in err
+        (folder,) = out.iterdir()
+        losses[workers] = [entry["loss"] for entry in metrics(folder, "step")]
+    assert losses[1] == losses[3]
+    assert len(losses[1]) == 4
 
 
 def test_it_joins_under_torchrun(job: Path) -> None:

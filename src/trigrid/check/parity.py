@@ -107,6 +107,16 @@ def batch(job: Job, step: int) -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
+def documents(job: Job, step: int) -> Tensor | None:
+    """Numbers of documents [global batch, sequence] of a step, a new one at every fifth token or so, where `job` keeps
+    attention within documents."""
+    if not job.data.document_attention:
+        return None
+    generator = torch.Generator().manual_seed((job.run.seed * 1000 + step + 500) % 2**63)
+    begins = torch.rand((job.batch.global_batch, job.batch.sequence), generator=generator) < 0.2
+    return begins.cumsum(1)
+
+
 def share(rows: Tensor, job: Job, dp_rank: int) -> Tensor:
     """The part [microbatches, micro-batch, sequence] of a global batch that a data-parallel rank takes."""
     mine = rows.chunk(job.parallel.dp)[dp_rank]
@@ -125,7 +135,8 @@ def _run_rank(rank: int, job: Job) -> RankRun:
     losses, norms, gradients = [], [], []
     for step in range(STEPS):
         tokens, labels = (share(rows, job, comm.coord.dp) for rows in batch(job, step))
-        engine.accumulate(tokens, labels)
+        numbers = documents(job, step)
+        engine.accumulate(tokens, labels, share(numbers, job, comm.coord.dp) if numbers is not None else None)
         summed = engine.sum_gradients()
         gradients.append({name: (engine.buckets[name].held[0], _array(g)) for name, g in summed.items()})
         result = engine.update(summed, job.optimizer.lr)

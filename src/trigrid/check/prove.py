@@ -117,10 +117,11 @@ def prove(job: Job, rank: int | None = None) -> Proof:
             census = Census(engine)
             shape = (job.batch.microbatches(job.parallel), job.batch.micro_batch, job.batch.sequence)
             tokens = torch.zeros(shape, dtype=torch.int64)
+            numbers = tokens if job.data.document_attention else None
             # The first step only brings what is made lazily, such as the optimizer's moments.
-            engine.step(tokens[:1], tokens[:1], job.optimizer.lr)
+            engine.step(tokens[:1], tokens[:1], job.optimizer.lr, numbers[:1] if numbers is not None else None)
             comm.traffic.clear()
-            engine.step(tokens, tokens, job.optimizer.lr)
+            engine.step(tokens, tokens, job.optimizer.lr, numbers)
             return _proof(job, engine, census, time.process_time() - begun)
     finally:
         dist.destroy_process_group()

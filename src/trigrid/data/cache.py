@@ -1,4 +1,4 @@
-"""Folders that are built once and are either whole or not there."""
+"""Folders that are built once, and are either whole or not there; what a killed process left is gone on with."""
 
 from __future__ import annotations
 
@@ -21,43 +21,73 @@ def cache_root(configured: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trigrid"
 
 
-def build_once(folder: Path, build: Callable[[Path], None], progress: Progress) -> bool:
-    """Makes `folder` by `build`, which fills the empty folder that it is given; True where it was there already.
+def build_once(
+    folder: Path,
+    plan: str,
+    build: Callable[[Path, Path], None],
+    is_whole: Callable[[Path], bool],
+    key: str,
+    progress: Progress,
+) -> bool:
+    """Makes `folder` by `build`; True where it was there already.
 
-    The folder gets its name only when `build` has returned. One process builds at a time and the others wait, so what
-    a killed process left is known to be dead and is removed. Raises Refused where the file system refuses.
+    `build` gets a workshop, which holds what an earlier call with the same `plan` left in it, and an empty folder to
+    fill, which becomes `folder` when it returns. The workshop survives a process that is killed, interrupted, or out of
+    disk, but not a corpus that is refused. One process builds at a time and the others wait.
+    Raises Refused, about `key`, where the file system refuses.
     """
-    if folder.is_dir():
+    workshop = folder.with_name(f".{folder.name}.partial")
+    if is_whole(folder) and not workshop.exists():
         return True
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(f".{folder.name}.lock"), progress):
-            if folder.is_dir():
+            if is_whole(folder):
+                # Killed between the folder's name and this.
+                shutil.rmtree(workshop, ignore_errors=True)
                 return True
-            partial = folder.with_name(f".{folder.name}.partial")
-            if partial.exists():
-                shutil.rmtree(partial)
-            partial.mkdir()
+            _open_workshop(workshop, plan)
+            whole = workshop / "whole"
+            if whole.exists():
+                shutil.rmtree(whole)
+            whole.mkdir()
             try:
-                build(partial)
-                partial.rename(folder)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
+                build(workshop, whole)
+            except Refused:
+                shutil.rmtree(workshop)
                 raise
+            whole.rename(folder)
+            shutil.rmtree(workshop)
     except OSError as error:
         reason = f"{error.strerror} ({error.filename or folder})"
-        raise Refused([Problem("data.cache", folder.parent, reason)]) from error
+        raise Refused([Problem(key, folder.parent, reason)]) from error
     return False
+
+
+def _open_workshop(workshop: Path, plan: str) -> None:
+    marker = workshop / "plan"
+    if workshop.exists() and not (marker.is_file() and marker.read_text() == plan):
+        shutil.rmtree(workshop)
+    workshop.mkdir(exist_ok=True)
+    marker.write_text(plan)
 
 
 @contextmanager
 def _lock(path: Path, progress: Progress) -> Iterator[None]:
-    with path.open("a") as file:
-        while True:
+    """Held by one process at a time; the file goes when it is let go of."""
+    while True:
+        with path.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 progress("waiting for another process that prepares the same data", 0, 0)
                 time.sleep(TICK_S)
-        yield
+                continue
+            if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+                # Another process removed this file, which nobody else can see, before it was locked here.
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return

@@ -1,127 +1,165 @@
-"""The documents of a corpus: which files, in which order, and their text.
+"""The entries of a corpus: which files, in which order, and how each is read. Only file names and sizes are looked at.
 
-One file is one document. The entry "stdlib" means the source of the Python standard library: every `.py` file of the
-modules that `sys.stdlib_module_names` lists, without test folders. That leaves out installed packages and files made
-for one machine, and gives about 12 MB in 730 files with Python 3.11. Any other entry is a file, or a folder taken with
-everything below it except names that begin with a dot; links to folders are not followed. ("./stdlib" is the folder.)
+An entry is one of
+
+- "stdlib": the source of the Python standard library, every `.py` file of the modules that `sys.stdlib_module_names`
+  lists, without test folders. That leaves out installed packages and files made for one machine, and gives about 12 MB
+  in 730 files with Python 3.11. ("./stdlib" is a folder.)
+- "hf:NAME" or "hf:NAME@split": a data set that the library `datasets` streams, from its hub or a folder.
+- a folder that `trigrid data prepare` made, or the prefix of Megatron's `prefix.bin` and `prefix.idx`: ready tokens.
+- a folder that `datasets` saved.
+- any other folder, with everything below it except names that begin with a dot; links to folders are not followed.
+- a file: `.jsonl`, `.jsonl.gz`, and named by itself also `.json` and `.json.gz`, hold JSON Lines; `.parquet` and
+  `.arrow` hold tables; any other file is one document of text.
 """
 
 from __future__ import annotations
 
-import codecs
-import hashlib
 import os
+import stat
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from trigrid.data.manifest import is_prepared
 from trigrid.data.progress import Progress
+from trigrid.data.tokens import bin_path, idx_path
 from trigrid.errors import Problem, Refused
 
 KEY = "data.corpus"
+HUB = "hf:"
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-BLOCK_BYTES = 1 << 18
-PIECE_CHARS = 1 << 16
+
+Kind = Literal["text", "jsonl", "gzip", "parquet", "arrow", "saved", "hub"]
+KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".jsonl.gz": "gzip", ".parquet": "parquet", ".arrow": "arrow"}
+KINDS_ALONE: dict[str, Kind] = {".json": "jsonl", ".json.gz": "gzip"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
-    """A file of the corpus as it was when it was surveyed; `sha256` is of its bytes."""
+class Source:
+    """Something that holds documents, as it was when it was listed.
 
-    path: Path
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A part of a document's text; the parts of one document follow one another and `last` marks the end of it."""
-
-    document: Document
-    text: str
-    last: bool
-
-
-def corpus_files(corpus: Sequence[str], progress: Progress) -> tuple[Path, ...]:
-    """The files of all entries: entries in the order given, sorted within each, a file reached twice taken once.
-
-    Raises Refused, for all entries at once, where one is missing or holds no file.
+    name: its path below the entry, so that a corpus that is moved stays the same corpus. Of a folder, size_bytes is the
+    sum and mtime_ns the latest of its files; both are 0 where the source is not on this machine.
     """
-    files: dict[Path, Path] = {}
+
+    kind: Kind
+    path: str
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of the corpus: sources to tokenise, or `ready`, the folder or prefix of tokens made before."""
+
+    name: str
+    sources: tuple[Source, ...] = ()
+    ready: Path | None = None
+
+
+def resolve(corpus: Sequence[str], progress: Progress) -> tuple[Entry, ...]:
+    """What each entry stands for, its files sorted.
+
+    Raises Refused, for all entries at once, where one is missing, holds no file, or holds one that cannot be read.
+    """
     problems = [] if corpus else [Problem(KEY, "()", "names no file or folder", ("stdlib",))]
-    for entry in corpus:
-        path = Path(entry).expanduser()
-        if entry == "stdlib":
-            found = _stdlib_files(progress)
-        elif path.is_dir():
-            found = _folder_files(path, progress)
-        elif path.exists():
-            found = [path]
-        else:
-            problems.append(Problem(KEY, entry, "no such file or folder"))
-            continue
-        if not found:
-            problems.append(Problem(KEY, entry, "holds no file"))
-        for file in found:
-            files.setdefault(file.resolve(), file)
+    entries = []
+    for name in corpus:
+        try:
+            entries.append(_resolve(name, progress))
+        except Refused as refused:
+            problems += refused.problems
     if problems:
         raise Refused(problems)
-    return tuple(files.values())
+    return tuple(entries)
 
 
-def survey(corpus: Sequence[str], progress: Progress) -> tuple[Document, ...]:
-    """Reads every file of the corpus once, without keeping text; empty files are no documents.
+def once(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The sources without those that come a second time, by another entry or a link."""
+    first: dict[str, Source] = {}
+    for source in sources:
+        first.setdefault(source.path if source.kind == "hub" else os.path.realpath(source.path), source)
+    return tuple(first.values())
 
-    Raises Refused for a file that cannot be read or is not UTF-8 (with the offset of the first bad byte), and for a
-    corpus without any text.
+
+def hub_name(path: str) -> tuple[str, str]:
+    """Name (or folder) and split of a hub's data set written as "NAME@split"; the split is "train" where none is."""
+    name, _, split = path.rpartition("@") if "@" in path else (path, "", "train")
+    folder = Path(name).expanduser()
+    return (str(folder) if folder.exists() else name), split
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of the last change in ns: of a file, or of all files in a folder.
+
+    Raises Refused where it cannot be read, or is neither.
     """
-    files = corpus_files(corpus, progress)
-    total_bytes = sum(file.stat().st_size for file in files if file.exists())
-    done_bytes = 0
-    documents = []
-    for file in files:
-        digest, size_bytes = hashlib.sha256(), 0
-        for block, _ in _read_blocks(file):
-            digest.update(block)
-            size_bytes += len(block)
-            progress("reading the corpus (bytes)", done_bytes + size_bytes, total_bytes)
-        if size_bytes:
-            documents.append(Document(path=file, size_bytes=size_bytes, sha256=digest.hexdigest()))
-        done_bytes += size_bytes
-    if not documents:
-        raise Refused([Problem(KEY, ", ".join(corpus), f"holds no text: {len(files)} files, all of them empty")])
-    return tuple(documents)
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            files = [file.stat() for file in path.rglob("*") if file.is_file()]
+            return sum(file.st_size for file in files), max((file.st_mtime_ns for file in files), default=0)
+    except OSError as error:
+        raise Refused([Problem(KEY, path, f"cannot be read: {error.strerror}")]) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused([Problem(KEY, path, "is not a regular file")])
+    return status.st_size, status.st_mtime_ns
 
 
-def read_pieces(documents: Sequence[Document], piece_chars: int = PIECE_CHARS) -> Iterator[Piece]:
-    """The text of the documents, in order, in pieces of at most `piece_chars` characters.
+def _resolve(name: str, progress: Progress) -> Entry:
+    if name == "stdlib":
+        root, files = _stdlib_files(progress)
+        return Entry(name=name, sources=_sources(name, files, root))
+    if name.startswith(HUB):
+        path = Path(hub_name(name.removeprefix(HUB))[0])
+        size_bytes, mtime_ns = stamp(path) if path.exists() else (0, 0)
+        hub = Source(kind="hub", path=name.removeprefix(HUB), name=name, size_bytes=size_bytes, mtime_ns=mtime_ns)
+        return Entry(name=name, sources=(hub,))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if is_prepared(path):
+            return Entry(name=name, ready=path)
+        if (path / "dataset_dict.json").is_file():
+            splits = tuple(str(split.parent) for split in sorted(path.glob("*/state.json")))
+            raise Refused([Problem(KEY, name, "holds several splits of a data set; name one of them", splits)])
+        if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+            return Entry(name=name, sources=(_source("saved", path, path.parent),))
+        return Entry(name=name, sources=_sources(name, _folder_files(path, progress), path))
+    for prefix in (path, path.with_suffix("")) if path.suffix in (".bin", ".idx") else (path,):
+        if bin_path(prefix).is_file() and idx_path(prefix).is_file():
+            return Entry(name=name, ready=prefix)
+    if not path.exists():
+        raise Refused([Problem(KEY, name, "no such file or folder")])
+    kind = next((kind for suffix, kind in KINDS_ALONE.items() if path.name.endswith(suffix)), None)
+    return Entry(name=name, sources=(_source(kind or _kind(path), path, path.parent),))
 
-    So memory is bounded whatever the size of a file. A document is cut between a letter or digit and a blank, where the
-    usual pre-tokenizers cut too: the tokens of the pieces, joined, are those of the whole. A stretch of `piece_chars`
-    without such a place is cut at its end.
-    Raises Refused for a document that has changed since it was surveyed.
-    """
-    for document in documents:
-        digest, pending = hashlib.sha256(), ""
-        for block, text in _read_blocks(document.path):
-            digest.update(block)
-            pending += text
-            while len(pending) > piece_chars:
-                cut = _place_to_cut(pending, piece_chars)
-                yield Piece(document=document, text=pending[:cut], last=False)
-                pending = pending[cut:]
-        if digest.hexdigest() != document.sha256:
-            raise Refused([Problem(KEY, document.path, "changed while the corpus was being prepared")])
-        yield Piece(document=document, text=pending, last=True)
+
+def _sources(name: str, files: list[Path], root: Path) -> tuple[Source, ...]:
+    if not files:
+        raise Refused([Problem(KEY, name, "holds no file")])
+    return tuple(_source(_kind(file), file, root) for file in files)
 
 
-def _stdlib_files(progress: Progress) -> list[Path]:
+def _source(kind: Kind, path: Path, root: Path) -> Source:
+    size_bytes, mtime_ns = stamp(path)
+    name = path.relative_to(root).as_posix()
+    return Source(kind=kind, path=str(path), name=name, size_bytes=size_bytes, mtime_ns=mtime_ns)
+
+
+def _kind(path: Path) -> Kind:
+    return next((kind for suffix, kind in KINDS.items() if path.name.endswith(suffix)), "text")
+
+
+def _stdlib_files(progress: Progress) -> tuple[Path, list[Path]]:
     root = Path(sysconfig.get_path("stdlib"))
     modules = [path for path in root.iterdir() if path.name.removesuffix(".py") in sys.stdlib_module_names]
     inside = [file for path in modules if path.is_dir() for file in _folder_files(path, progress, TEST_FOLDERS)]
-    return _sorted_below(root, [path for path in (*modules, *inside) if path.suffix == ".py"])
+    return root, _sorted_below(root, [path for path in (*modules, *inside) if path.suffix == ".py"])
 
 
 def _folder_files(root: Path, progress: Progress, without: frozenset[str] = frozenset()) -> list[Path]:
@@ -135,32 +173,3 @@ def _folder_files(root: Path, progress: Progress, without: frozenset[str] = froz
 
 def _sorted_below(root: Path, files: list[Path]) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _read_blocks(path: Path) -> Iterator[tuple[bytes, str]]:
-    """The file in blocks of bytes, each with the characters that it completes."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    start_bytes = 0
-    if path.exists() and not path.is_file():
-        raise Refused([Problem(KEY, path, "is not a regular file")])
-    try:
-        with path.open("rb") as file:
-            block = None
-            while block != b"":
-                block = file.read(BLOCK_BYTES)
-                held_bytes = len(decoder.getstate()[0])
-                text = decoder.decode(block, final=block == b"")
-                start_bytes += len(block)
-                yield block, text
-    except UnicodeDecodeError as error:
-        offset = start_bytes - held_bytes + error.start
-        raise Refused([Problem(KEY, path, f"is not UTF-8: {error.reason} at byte {offset}")]) from None
-    except OSError as error:
-        raise Refused([Problem(KEY, path, f"cannot be read: {error.strerror}")]) from None
-
-
-def _place_to_cut(text: str, limit: int) -> int:
-    for place in range(limit, 0, -1):
-        if text[place] in " \n" and text[place - 1].isalnum():
-            return place
-    return limit

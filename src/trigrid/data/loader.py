@@ -1,72 +1,98 @@
-"""Batches of token ids, the same for every layout."""
+"""Batches of token ids, the same for every layout and any number of threads that read them."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trigrid.data.sampler import sample_ids
-from trigrid.data.tokens import open_tokens
-from trigrid.errors import Problem, Refused
+from trigrid.data.dataset import TokenDataset
+from trigrid.data.sampler import Ints, Order, whole_shares
 
+T = TypeVar("T")
 
-class TokenDataset:
-    """Samples cut from a token file, one after the other, each sharing its last token with the next one's first.
-
-    Sample i is tokens [i × sequence, i × sequence + sequence + 1) of the stream of all documents; what is left at the
-    end is not used. Raises Refused where the stream is shorter than one sample.
-    """
-
-    def __init__(self, prefix: Path, sequence: int):
-        self._tokens = open_tokens(prefix).tokens
-        self.sequence = sequence
-        if len(self) == 0:
-            reason = f"{prefix} holds {len(self._tokens)} tokens, and one sample takes {sequence + 1}"
-            legal = (len(self._tokens) - 1,) if len(self._tokens) > 1 else ()
-            raise Refused([Problem("batch.sequence", sequence, reason, legal)])
-
-    def __len__(self) -> int:
-        return (len(self._tokens) - 1) // self.sequence
-
-    def samples(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens of each sample [N, sequence + 1]."""
-        assert ids.size == 0 or (ids.min() >= 0 and ids.max() < len(self)), "sample id out of range"
-        starts = ids * self.sequence
-        rows: NDArray[np.int64] = self._tokens[starts[:, None] + np.arange(self.sequence + 1)].astype(np.int64)
-        return rows
+READ_AHEAD = 2
+"""Batches in flight for each thread."""
 
 
 @dataclass(frozen=True)
-class Loader:
-    """Any batch of an endless, shuffled pass over `dataset`, as a function of the step.
+class Batch:
+    """What one data-parallel rank trains on in a step, int64 [microbatches, micro_batch, sequence] each.
 
-    global_batch counts sequences.
+    A label is the next token; −100 marks one to ignore (none here). documents numbers the documents of each sequence
+    from 0; None where attention crosses their boundaries.
     """
 
-    dataset: TokenDataset
-    seed: int
-    global_batch: int
+    tokens: Tensor
+    labels: Tensor
+    documents: Tensor | None
 
-    def batch(self, step: int, dp_rank: int, dp: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels, int64 [microbatches, micro_batch, sequence], of one data-parallel rank at `step`.
+
+class Loader:
+    """Any batch of an endless, shuffled pass over `datasets`, as a function of the samples consumed before it.
+
+    weights: shares of the datasets in every batch; empty: all samples are alike. global_batch counts sequences.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[TokenDataset],
+        *,
+        weights: Sequence[float] = (),
+        seed: int,
+        global_batch: int,
+        documents: bool = False,
+    ):
+        self._datasets = tuple(datasets)
+        self._order = Order(seed, tuple(map(len, datasets)), whole_shares(weights) if weights else ())
+        self._global_batch = global_batch
+        self._documents = documents
+
+    def batch(self, consumed: int, dp_rank: int, dp: int, micro_batch: int) -> Batch:
+        """The part of rank `dp_rank` in the batch that follows the first `consumed` samples.
 
         The global batch is cut into dp contiguous parts, each into microbatches, each into rows: read in that order it
-        is the same for every dp and micro_batch. A label is the next token; -100 marks one to ignore (none here).
+        is the same for every dp and micro_batch.
         """
         assert 0 <= dp_rank < dp, f"dp_rank = {dp_rank} of dp = {dp}"
-        assert self.global_batch % (dp * micro_batch) == 0, f"{self.global_batch} % ({dp} × {micro_batch}) is not 0"
-        share = self.global_batch // dp
-        ids = sample_ids(
-            step=step,
-            positions=np.arange(dp_rank * share, (dp_rank + 1) * share),
-            global_batch=self.global_batch,
-            samples=len(self.dataset),
-            seed=self.seed,
+        assert self._global_batch % (dp * micro_batch) == 0, f"{self._global_batch} % ({dp} × {micro_batch}) is not 0"
+        share = self._global_batch // dp
+        corpora, ids = self._order.at(consumed + np.arange(dp_rank * share, (dp_rank + 1) * share))
+        samples = self._rows(corpora, ids, 1, TokenDataset.read).view(-1, micro_batch, self._sequence + 1)
+        documents = self._rows(corpora, ids, 0, TokenDataset.documents) if self._documents else None
+        return Batch(
+            tokens=samples[..., :-1].contiguous(),
+            labels=samples[..., 1:].contiguous(),
+            documents=documents.view(-1, micro_batch, self._sequence) if documents is not None else None,
         )
-        samples = torch.from_numpy(self.dataset.samples(ids)).view(-1, micro_batch, self.dataset.sequence + 1)
-        return samples[..., :-1].contiguous(), samples[..., 1:].contiguous()
+
+    @property
+    def _sequence(self) -> int:
+        return self._datasets[0].sequence
+
+    def _rows(self, corpora: Ints, ids: Ints, more: int, fill: Callable[[TokenDataset, int, Ints], None]) -> Tensor:
+        rows = np.empty((len(ids), self._sequence + more), dtype=np.int64)
+        for corpus, sample, row in zip(corpora, ids, rows, strict=True):
+            fill(self._datasets[corpus], int(sample), row)
+        return torch.from_numpy(rows)
+
+
+def read_ahead(read: Callable[[int], T], steps: Iterable[int], workers: int) -> Iterator[T]:
+    """`map(read, steps)`, read by `workers` threads a few steps ahead; by none, each when it is asked for."""
+    if not workers:
+        yield from map(read, steps)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="data") as pool:
+        ahead: deque[Future[T]] = deque()
+        for step in steps:
+            ahead.append(pool.submit(read, step))
+            if len(ahead) > workers * READ_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

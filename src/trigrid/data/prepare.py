@@ -1,194 +1,183 @@
-"""From a corpus to token files, once: survey, tokenizer, tokens, in a cache folder named by what decides them."""
+"""Token files for a job, or for a folder of the user's: found where they are ready, made where they are not."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import tokenizers
-from pydantic import TypeAdapter
-from tokenizers import Tokenizer
-
-from trigrid.data.cache import build_once, cache_root
-from trigrid.data.corpus import Document, Piece, read_pieces, survey
-from trigrid.data.progress import Progress, watch
-from trigrid.data.tokenizer import file_sha256, load_tokenizer, separator_id, train_tokenizer
-from trigrid.data.tokens import TokenWriter, open_tokens
+from trigrid.data.build import build, make_recipe
+from trigrid.data.cache import cache_root
+from trigrid.data.corpus import KEY, Entry, Source, once, resolve
+from trigrid.data.manifest import NAME, Input, Manifest, is_prepared, read_manifest
+from trigrid.data.progress import Progress
+from trigrid.data.ready import Ready, open_ready, whole_set
+from trigrid.data.sets import Prepared, TokenSet, load, save
+from trigrid.data.split import check_fraction
+from trigrid.data.tokenizer import KEY as TOKENIZER_KEY
+from trigrid.data.tokenizer import check_fits, file_sha256, load_tokenizer
+from trigrid.data.tokens import open_tokens
+from trigrid.data.workers import cores
 from trigrid.errors import Problem, Refused
 from trigrid.spec.job import Data
 
-FORMAT = 1
-"""Raised whenever the same inputs would give other files than before."""
+__all__ = ["Prepared", "TokenSet", "load", "prepare", "prepare_folder", "save"]
+
 HASH_DIGITS = 16
-CHUNK_CHARS_PER_CORE = 1 << 18
-"""Text in flight for each core while tokenising: a quarter of a second of work and 10 MB of the library's results."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenSet:
-    """A token file, `prefix.bin` and `prefix.idx`; `tokens` counts the separator at the end of each document too."""
-
-    prefix: Path
-    documents: int
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """hash: short SHA-256 of all that decides the files. validation: None where `validation_fraction` is 0.
-
-    cached: the files were there already.
-    """
-
-    train: TokenSet
-    validation: TokenSet | None
-    tokenizer: Path
-    hash: str
-    cached: bool
-
-
-def save(prepared: Prepared, path: Path) -> None:
-    """Leave `prepared` as JSON for the other processes of a run."""
-    path.write_bytes(TypeAdapter(Prepared).dump_json(prepared, indent=1))
-
-
-def load(path: Path) -> Prepared:
-    """What `save` left."""
-    return TypeAdapter(Prepared).validate_json(path.read_bytes())
 
 
 def prepare(data: Data, vocab: int, progress: Progress) -> Prepared:
-    """Token files and a tokenizer for a model of `vocab` entries.
+    """Token files and a tokenizer for a model of `vocab` entries, in a cache folder named by what decides them.
 
-    A document belongs to the validation set by a hash of its content, whatever else is in the corpus; the tokenizer is
-    trained on the others. A text that spells the separator is tokenised as ordinary characters. `progress` is called
-    from this thread, about twice a second or more often.
+    Without weights all entries to tokenise make one set of documents; with weights each makes its own, with one
+    tokenizer for all. Entries that are token files already are sets of their own. A document belongs to the validation
+    set by a hash of its content, whatever else is in the corpus; the tokenizer is trained on the others. A text that
+    spells the separator is tokenised as ordinary characters. `progress` is called from this thread, about twice a
+    second or more often.
     Raises Refused for a corpus, tokenizer, vocabulary, fraction or cache folder that cannot be used; then, as when the
     process is killed, no folder is left that a later call takes for a whole one.
     """
-    _check_fraction(data.validation_fraction)
-    given = None if data.tokenizer == "train" else Path(data.tokenizer).expanduser()
-    if given:
-        load_tokenizer(given, vocab)
-    documents = survey(data.corpus, progress)
-    validation = _validation_set(documents, data.validation_fraction)
-    content = {
-        "format": FORMAT,
-        "documents": [(document.size_bytes, document.sha256) for document in documents],
-        "vocab": vocab,
-        "tokenizer": file_sha256(given) if given else "train",
-        "library": tokenizers.__version__,
-        "validation_fraction": data.validation_fraction,
+    check_fraction(data.validation_fraction)
+    entries = resolve(data.corpus, progress)
+    ready = {
+        place: open_ready(entry, place, vocab, data.validation_fraction)
+        for place, entry in enumerate(entries)
+        if entry.ready
     }
-    name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
-
-    def build(folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if given:
-            shutil.copyfile(given, path)
-        else:
-            training = [document for document in documents if document not in validation]
-            _train(training, vocab, progress).save(str(path), pretty=False)
-        _write_tokens(folder, documents, validation, load_tokenizer(path, vocab), vocab, progress)
-
-    folder = cache_root(data.cache) / name
-    cached = build_once(folder, build, progress)
+    given = None if data.tokenizer == "train" else Path(data.tokenizer).expanduser()
+    if len(ready) < len(entries):
+        if ready and not given:
+            raise _untrainable(entries, ready)
+        return _with_text(data, vocab, entries, ready, progress)
+    if given:
+        check_fits(load_tokenizer(given, 1), given, vocab)
+    path = given or next((one.tokenizer for one in ready.values() if one.tokenizer), None)
+    if path:
+        _check_same_tokenizer(entries, ready, path, file_sha256(path))
     return Prepared(
-        train=_token_set(folder / "train"),
-        validation=_token_set(folder / "validation") if validation else None,
-        tokenizer=folder / "tokenizer.json",
-        hash=name,
+        train=tuple(one.train for one in ready.values()),
+        validation=tuple(one.validation for one in ready.values() if one.validation),
+        tokenizer=path,
+        hash=_short([one.hash for one in ready.values()]),
+        cached=True,
+    )
+
+
+def prepare_folder(
+    inputs: Sequence[str],
+    tokenizer: str,
+    out: Path,
+    *,
+    vocab: int,
+    validation_fraction: float,
+    text_key: str,
+    workers: int,
+    progress: Progress,
+) -> Prepared:
+    """Makes the folder `out`: `train` and `validation` token files of all inputs, the tokenizer, and `data.json`.
+
+    inputs: as in `data.corpus`, without token files. tokenizer: a file, or "train" for one of `vocab` entries. A folder
+    that was made from the same inputs, going by their names, sizes and times of change, is found and left as it is.
+    Raises Refused as `prepare` does, and for an `out` that holds something else.
+    """
+    check_fraction(validation_fraction)
+    entries = resolve(inputs, progress)
+    if problems := [Problem(KEY, entry.name, "is token files already") for entry in entries if entry.ready]:
+        raise Refused(problems)
+    sources = once([source for entry in entries for source in entry.sources])
+    wanted, _ = make_recipe(
+        sets=[sources],
+        entries=[0],
+        inputs=_inputs(entries),
+        tokenizer=tokenizer,
+        vocab=vocab,
+        validation_fraction=validation_fraction,
+        text_key=text_key,
+    )
+    out = out.absolute()
+    if is_prepared(out):
+        if read_manifest(out).plan != wanted.plan():
+            reason = f"holds token files of other inputs, or made in another way ({NAME} tells); name another folder"
+            raise Refused([Problem("--out", out, reason)])
+    elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise Refused([Problem("--out", out, "exists, and is not a folder that trigrid prepared")])
+    manifest, cached = build(wanted, out, "--out", workers, progress)
+    return _prepared(manifest, out, {}, cached)
+
+
+def _with_text(
+    data: Data, vocab: int, entries: Sequence[Entry], ready: dict[int, Ready], progress: Progress
+) -> Prepared:
+    texts = [place for place in range(len(entries)) if place not in ready]
+    groups = [[place] for place in texts] if data.weights else [texts]
+    wanted, loaded = make_recipe(
+        sets=[_sources(entries, group) for group in groups],
+        entries=[group[0] for group in groups],
+        inputs=_inputs([entries[place] for place in texts]),
+        tokenizer=data.tokenizer,
+        vocab=vocab,
+        validation_fraction=data.validation_fraction,
+        text_key=data.text_key,
+    )
+    if wanted.tokenizer and loaded:
+        check_fits(loaded, wanted.tokenizer, vocab)
+        _check_same_tokenizer(entries, ready, wanted.tokenizer, wanted.tokenizer_sha256)
+    folder = cache_root(data.cache) / wanted.plan()[:HASH_DIGITS]
+    manifest, cached = build(wanted, folder, "data.cache", cores(), progress)
+    return _prepared(manifest, folder, ready, cached)
+
+
+def _sources(entries: Sequence[Entry], group: Sequence[int]) -> tuple[Source, ...]:
+    return once([source for place in group for source in entries[place].sources])
+
+
+def _inputs(entries: Sequence[Entry]) -> tuple[Input, ...]:
+    return tuple(
+        Input(
+            entry=entry.name,
+            sources=len(entry.sources),
+            bytes=sum(source.size_bytes for source in entry.sources),
+        )
+        for entry in entries
+    )
+
+
+def _prepared(manifest: Manifest, folder: Path, ready: dict[int, Ready], cached: bool) -> Prepared:
+    """The sets of a folder and the ready ones, in the order of the entries."""
+    train = {place: one.train for place, one in ready.items()}
+    validation = {place: one.validation for place, one in ready.items() if one.validation}
+    hashes = {place: one.hash for place, one in ready.items()}
+    for made in manifest.sets:
+        train[made.entry] = whole_set(open_tokens(folder / made.train.name), made.entry)
+        hashes[made.entry] = made.train.sha256
+        if made.validation:
+            validation[made.entry] = whole_set(open_tokens(folder / made.validation.name), made.entry)
+            hashes[made.entry] += made.validation.sha256
+    return Prepared(
+        train=tuple(train[place] for place in sorted(train)),
+        validation=tuple(validation[place] for place in sorted(validation)),
+        tokenizer=folder / manifest.tokenizer,
+        hash=_short([hashes[place] for place in sorted(hashes)]),
         cached=cached,
     )
 
 
-def _check_fraction(fraction: float) -> None:
-    if not 0 <= fraction < 1:
-        nearest = 0.5 if fraction >= 1 else 0.0
-        raise Refused([Problem("data.validation_fraction", fraction, "must be at least 0 and below 1", (nearest,))])
+def _short(hashes: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:HASH_DIGITS]
 
 
-def _validation_set(documents: Sequence[Document], fraction: float) -> frozenset[Document]:
-    """The documents whose hash, read as a number in [0, 1), lies below `fraction`.
-
-    Raises Refused where a set is empty that should not be.
-    """
-    places = [int(document.sha256[:13], 16) / 16**13 for document in documents]
-    chosen = [document for document, place in zip(documents, places, strict=True) if place < fraction]
-    if fraction > 0 and not 0 < len(chosen) < len(documents):
-        nearest = math.floor(max(places) * 10_000) / 10_000 if chosen else math.ceil(min(places) * 10_000) / 10_000
-        legal = (nearest, 0.0) if 0 < sum(place < nearest for place in places) < len(places) else (0.0,)
-        reason = f"puts {len(chosen)} of {len(documents)} documents into the validation set; neither set may be empty"
-        raise Refused([Problem("data.validation_fraction", fraction, reason, legal)])
-    return frozenset(chosen)
+def _untrainable(entries: Sequence[Entry], ready: dict[int, Ready]) -> Refused:
+    names = ", ".join(entries[place].name for place in ready)
+    legal = tuple(dict.fromkeys(str(one.tokenizer) for one in ready.values() if one.tokenizer))
+    reason = f"{names} is ready tokens, which a tokenizer trained on the rest would give another meaning"
+    return Refused([Problem(TOKENIZER_KEY, "train", reason, legal)])
 
 
-def _train(documents: Sequence[Document], vocab: int, progress: Progress) -> Tokenizer:
-    total_bytes = sum(document.size_bytes for document in documents)
-    done_bytes = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal done_bytes
-        for piece in read_pieces(documents):
-            yield piece.text
-            done_bytes += len(piece.text.encode())
-
-    def tick() -> None:
-        progress("training the tokenizer (bytes read)", done_bytes, total_bytes)
-
-    tick()
-    return watch(lambda: train_tokenizer(texts(), vocab), tick)
-
-
-def _write_tokens(
-    folder: Path,
-    documents: Sequence[Document],
-    validation: frozenset[Document],
-    tokenizer: Tokenizer,
-    vocab: int,
-    progress: Progress,
-) -> None:
-    separator = separator_id(tokenizer)
-    tokenizer.encode_special_tokens = True
-    total_bytes = sum(document.size_bytes for document in documents)
-    done_bytes = 0
-    with ExitStack() as stack:
-        train = stack.enter_context(TokenWriter(folder / "train", vocab))
-        held_out = stack.enter_context(TokenWriter(folder / "validation", vocab)) if validation else train
-        for chunk in _chunks(read_pieces(documents)):
-            progress("tokenising (bytes)", done_bytes, total_bytes)
-            encodings = tokenizer.encode_batch_fast([piece.text for piece in chunk], add_special_tokens=False)
-            for piece, encoding in zip(chunk, encodings, strict=True):
-                writer = held_out if piece.document in validation else train
-                writer.add(encoding.ids)
-                if piece.last:
-                    writer.add([separator])
-                    writer.end_document()
-                done_bytes += len(piece.text.encode())
-        progress("tokenising (bytes)", done_bytes, total_bytes)
-
-
-def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    limit_chars = CHUNK_CHARS_PER_CORE * (os.cpu_count() or 1)
-    chunk: list[Piece] = []
-    chars = 0
-    for piece in pieces:
-        chunk.append(piece)
-        chars += len(piece.text)
-        if chars >= limit_chars:
-            yield chunk
-            chunk, chars = [], 0
-    if chunk:
-        yield chunk
-
-
-def _token_set(prefix: Path) -> TokenSet:
-    file = open_tokens(prefix)
-    return TokenSet(prefix=prefix, documents=file.document_count, tokens=len(file.tokens))
+def _check_same_tokenizer(entries: Sequence[Entry], ready: dict[int, Ready], path: Path, sha256: str) -> None:
+    problems = [
+        Problem(KEY, entries[place].name, f"was made with another tokenizer than {path}", (str(one.tokenizer),))
+        for place, one in ready.items()
+        if one.tokenizer and one.tokenizer_sha256 != sha256
+    ]
+    if problems:
+        raise Refused(problems)

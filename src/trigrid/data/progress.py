@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from threading import Event
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,13 +16,22 @@ Progress = Callable[[str, int, int], None]
 TICK_S = 0.5
 
 
-def watch(work: Callable[[], T], tick: Callable[[], None]) -> T:
+class Stopped(Exception):
+    """Raised by work that notices that nobody waits for it any more."""
+
+
+def watch(work: Callable[[], T], tick: Callable[[], None], stop: Event) -> T:
     """The result of `work`, run in a second thread, while the caller's thread calls `tick` every half second.
 
-    For one call into a library that says nothing and gives up the interpreter's lock. Errors of `work` are raised here.
+    Errors of `work` are raised here. An error in the caller's thread, such as Ctrl-C, sets `stop` and waits for `work`
+    to notice.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(work)
-        while wait_for([future], timeout=TICK_S).not_done:
-            tick()
+        try:
+            while wait_for([future], timeout=TICK_S).not_done:
+                tick()
+        except BaseException:
+            stop.set()
+            raise
         return future.result()

@@ -1,44 +1,106 @@
-"""Which sample comes when: a function of seed, epoch and place, with no state and no memory that grows.
+"""The order of samples: endless shuffled passes over one or more corpora, with no state and no memory that grows.
 
-A sample's place is `step × global_batch + position`, where `position` counts within the global batch. It knows nothing
-of ranks, micro-batches or workers, so that every layout sees the same samples in the same order.
+A place counts samples from the start of training: whoever knows how many were consumed knows what comes next. It knows
+nothing of ranks, micro-batches or workers, so that every layout sees the same samples in the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Ints = NDArray[np.int64]
 UInts = NDArray[np.uint64]
 
 ROUNDS = 8
 SMALLEST_HALF_BITS = 3
 LARGEST_N = 2**62
+ALL_SHARES = 2**20
+"""Weights are rounded to this many equal shares: one millionth is the finest."""
 
 
-def sample_ids(*, step: int, positions: ArrayLike, global_batch: int, samples: int, seed: int) -> NDArray[np.int64]:
-    """The dataset's sample, in [0, samples), at each position of the global batch of `step`; same shape as `positions`.
-
-    Places go on from epoch to epoch, also inside a batch: epoch = place // samples.
+@dataclass(frozen=True)
+class Order:
+    """samples: the number of samples of each corpus. shares: whole shares of each in every stretch of places (see
+    `whole_shares`); empty: the corpora are shuffled together, so that an epoch holds each sample once.
     """
-    places = step * global_batch + np.asarray(positions, dtype=np.int64)
-    epochs = places // samples
-    ids = np.empty_like(places)
+
+    seed: int
+    samples: tuple[int, ...]
+    shares: tuple[int, ...] = ()
+
+    def at(self, places: ArrayLike) -> tuple[Ints, Ints]:
+        """The corpus, and the sample of it, at each of `places`; both of their shape.
+
+        With shares, each corpus goes through its own epochs at its own pace.
+        """
+        where = np.asarray(places, dtype=np.int64)
+        if not self.shares:
+            ids = _shuffled(where, sum(self.samples), self.seed, "")
+            ends = np.cumsum(self.samples, dtype=np.int64)
+            corpora = np.searchsorted(ends, ids, side="right")
+            return corpora, ids - (ends - self.samples)[corpora]
+        corpora, turns = blend(where, self.shares)
+        ids = np.empty_like(turns)
+        for corpus, samples in enumerate(self.samples):
+            here = corpora == corpus
+            ids[here] = _shuffled(turns[here], samples, self.seed, f", corpus {corpus}")
+        return corpora, ids
+
+
+def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
+    """`weights` as whole shares of about `ALL_SHARES`, at least one each."""
+    total = sum(weights)
+    return tuple(max(1, round(weight / total * ALL_SHARES)) for weight in weights)
+
+
+def blend(places: Ints, shares: Sequence[int]) -> tuple[Ints, Ints]:
+    """The corpus at each of `places`, and how many places before it belong to the same corpus.
+
+    Corpora take turns as evenly as whole samples can: among any first n places a corpus of share s in a total of t has
+    n · s ÷ t of them, give or take less than one for each corpus. The line of all corpora but the last is spread over
+    the line of all as Bresenham (1965) spreads the steps of a slope, then all but the last two over that, and so on.
+    """
+    corpora = np.zeros_like(places)
+    turns = np.array(places)
+    for last in range(len(shares) - 1, 0, -1):
+        here = corpora == 0
+        before, total = sum(shares[:last]), sum(shares[: last + 1])
+        below = _spread(turns[here], before, total)
+        mine = below == _spread(turns[here] + 1, before, total)
+        corpora[here] = np.where(mine, last, 0)
+        turns[here] = np.where(mine, turns[here] - below, below)
+    return corpora, turns
+
+
+def _spread(count: Ints, part: int, total: int) -> Ints:
+    """round(count · part ÷ total), without a product that outgrows 64 bits."""
+    whole, rest = np.divmod(count, total)
+    spread: Ints = whole * part + (rest * part + total // 2) // total
+    return spread
+
+
+def _shuffled(turns: Ints, samples: int, seed: int, corpus: str) -> Ints:
+    """The sample, in [0, samples), at each turn of an endless pass in which every epoch has its own order."""
+    epochs = turns // samples
+    ids = np.empty_like(turns)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        ids[here] = permute(places[here] % samples, samples, order_key(seed, int(epoch)))
+        ids[here] = permute(turns[here] % samples, samples, order_key(seed, int(epoch), corpus))
     return ids
 
 
-def order_key(seed: int, epoch: int) -> int:
+def order_key(seed: int, epoch: int, corpus: str = "") -> int:
     """The 64-bit key of one epoch's order."""
-    digest = hashlib.sha256(f"order of samples: seed {seed}, epoch {epoch}".encode()).digest()
+    digest = hashlib.sha256(f"order of samples: seed {seed}, epoch {epoch}{corpus}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
-def permute(index: ArrayLike, n: int, key: int) -> NDArray[np.int64]:
+def permute(index: ArrayLike, n: int, key: int) -> Ints:
     """Where each `index` in [0, n) goes under the permutation of [0, n) that `key` names; same shape as `index`.
 
     A balanced Feistel network (Luby and Rackoff 1988) permutes the smallest [0, 4^b) that holds n, b at least 3; a

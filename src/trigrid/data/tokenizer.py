@@ -1,79 +1,81 @@
-"""Byte-level BPE tokenizers: training one, loading one, and what both promise to the token files."""
+"""Tokenizers: the one interface that the rest sees, and the file formats behind it, told apart by their content."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+import numpy as np
+from numpy.typing import NDArray
 
+from trigrid.data.pieces import may_cut
 from trigrid.errors import Problem, Refused
 
-SEPARATOR = "<|endoftext|>"
-KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
-SMALLEST_VOCAB = 256 + 1
+KEY = "data.tokenizer"
+RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+PROBE = (
+    "The quick brown fox's 42nd jump\nover 1234567 lazy dogs; it's naïve, isn't it?\n\n\tdef f(x):\n        return x+1"
+    "\n1\n2 3 fox  two   three \n x\r\ny z\n日本語。\n今日は 晴れ\nПривет мир\nUPPER Lower\nunder_score x_\nend."
+)
 
 
-def train_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE (Sennrich 2016; on bytes, Radford 2019) of exactly `vocab` entries.
+class Tokenizer(Protocol):
+    """Text to ids and back.
 
-    Entries are the separator (id 0), the 256 bytes, then merges; the same texts give the same entries.
-    Raises Refused where the texts have too few different pairs to merge.
+    vocab: all ids are below it. separator: the id that ends a document. cuttable: text may be cut where
+    `pieces.may_cut` says without a change of its tokens. library: name and version, which may decide the tokens.
     """
-    if vocab < SMALLEST_VOCAB:
-        reason = f"a byte-level tokenizer needs 256 bytes and {SEPARATOR}"
-        raise Refused([Problem("model.vocab", vocab, reason, (SMALLEST_VOCAB,))])
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=[SEPARATOR],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    reached = tokenizer.get_vocab_size()
-    if reached != vocab:
-        reason = f"the corpus is too small: a tokenizer trained on it ends at {reached} entries"
-        raise Refused([Problem("model.vocab", vocab, reason, (reached,))])
-    return tokenizer
+
+    vocab: int
+    separator: int
+    cuttable: bool
+    library: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.integer[Any]]]:
+        """The ids of each text. A text that spells a special token is tokenised as ordinary characters."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def load_tokenizer(path: Path, vocab: int) -> Tokenizer:
-    """The tokenizer of a `tokenizers` JSON file, with the truncation and padding that it may ask for switched off.
+def load_tokenizer(path: Path, threads: int) -> Tokenizer:
+    """The tokenizer in a file: `tokenizers` JSON, SentencePiece, or ranks as tiktoken has them (Llama 3's
+    `tokenizer.model` too). `threads`: how many may encode a batch.
 
-    Raises Refused for a file that is missing or no tokenizer, one without a known separator, and one whose ids do not
-    fit in a model of `vocab` entries.
+    Raises Refused for a file that is missing or none of these, whose library is missing, or without a known separator.
     """
-    key = "data.tokenizer"
     if not path.is_file():
-        raise Refused([Problem(key, path, "no such file", ("train",))])
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
-        raise Refused([Problem(key, path, f"is not a tokenizers JSON file: {error}")]) from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    separator_id(tokenizer)
-    needed = max(tokenizer.get_vocab().values()) + 1
-    if needed > vocab:
-        raise Refused([Problem("model.vocab", vocab, f"{key} = {path} has token ids up to {needed - 1}", (needed,))])
-    return tokenizer
+        raise Refused([Problem(KEY, path, "no such file", ("train",))])
+    with path.open("rb") as file:
+        start = file.read(1 << 12)
+    # Each format's module loads its own library.
+    if RANK_LINE.match(start):
+        from trigrid.data.ranks import RankTokenizer
+
+        return RankTokenizer(path, threads)
+    # The first field of a SentencePiece model, the list of its pieces, has the tag 10.
+    if start[:1] == b"\n" and not start.lstrip().startswith(b"{"):
+        from trigrid.data.sentences import SentenceTokenizer
+
+        return SentenceTokenizer(path, threads)
+    from trigrid.data.bpe import JsonTokenizer
+
+    return JsonTokenizer(path, threads)
 
 
-def separator_id(tokenizer: Tokenizer) -> int:
-    """The id of the special token that ends a document: the first of `KNOWN_SEPARATORS` that the tokenizer has.
+def check_fits(tokenizer: Tokenizer, path: Path, vocab: int) -> None:
+    """Raises Refused where ids of the tokenizer do not fit in a model of `vocab` entries."""
+    if tokenizer.vocab > vocab:
+        reason = f"{KEY} = {path} has token ids up to {tokenizer.vocab - 1}"
+        raise Refused([Problem("model.vocab", vocab, reason, (tokenizer.vocab,))])
 
-    Raises Refused where it has none of them.
-    """
-    special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    for name in KNOWN_SEPARATORS:
-        if name in special:
-            return special[name]
-    reason = "has no special token to end a document with"
-    raise Refused([Problem("data.tokenizer", ", ".join(special) or "no special token", reason, KNOWN_SEPARATORS)])
+
+def places_to_probe(text: str = PROBE) -> list[int]:
+    """Where `PROBE` may be cut: a tokenizer is cuttable when no cut there changes its tokens."""
+    return [place for place in range(1, len(text)) if may_cut(text, place)]
 
 
 def file_sha256(path: Path) -> str:

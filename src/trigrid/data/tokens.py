@@ -54,6 +54,11 @@ def token_type(vocab: int) -> int:
     return UINT16 if vocab < 65_500 else INT32
 
 
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """The code in `TOKEN_TYPES` of a token file's dtype."""
+    return next(code for code, name in TOKEN_TYPES.items() if np.dtype(name) == dtype)
+
+
 class TokenWriter:
     """Writes a token file as a stream, in memory that grows by 4 bytes per sequence and 8 per document.
 
@@ -98,10 +103,10 @@ class TokenWriter:
         try:
             if kind is None:
                 assert self._open_tokens == 0, "a document was left open"
-                _write_through(self._bin)
+                write_through(self._bin)
                 with _aside(targets[1]).open("wb") as index:
                     self._write_index(index)
-                    _write_through(index)
+                    write_through(index)
                 targets[1].unlink(missing_ok=True)
                 for target in targets:
                     _aside(target).replace(target)
@@ -121,16 +126,25 @@ class TokenWriter:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenFile:
-    """A token file, memory-mapped. tokens: all sequences, one after the other [T]; lengths [S]; documents [D]."""
+    """A token file, memory-mapped. tokens: all sequences, one after the other [T]; of each sequence its length and the
+    byte at which it begins, lengths [S] and pointers [S]; documents [D]."""
 
     prefix: Path
     tokens: Tokens
     lengths: NDArray[np.int32]
+    pointers: NDArray[np.int64]
     documents: NDArray[np.int64]
 
     @property
     def document_count(self) -> int:
         return len(self.documents) - 1
+
+    def begins(self, document: int) -> int:
+        """The place in `tokens` where `document` begins; where all of them end for `document_count`."""
+        sequence = int(self.documents[document])
+        if sequence == len(self.pointers):
+            return len(self.tokens)
+        return int(self.pointers[sequence]) // self.tokens.itemsize
 
 
 def open_tokens(prefix: Path) -> TokenFile:
@@ -173,14 +187,15 @@ def open_tokens(prefix: Path) -> TokenFile:
         state = "is truncated" if bin_bytes < tokens * item_bytes else "is longer than its index says"
         raise _bad(bin, f"{state}: {bin_bytes} bytes; {tokens} tokens of {item_bytes} bytes: {tokens * item_bytes}")
     mapped = np.memmap(bin, dtype=TOKEN_TYPES[code], mode="r")
-    return TokenFile(prefix=prefix, tokens=mapped, lengths=lengths, documents=documents)
+    return TokenFile(prefix=prefix, tokens=mapped, lengths=lengths, pointers=pointers, documents=documents)
 
 
 def _aside(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def _write_through(file: BinaryIO) -> None:
+def write_through(file: BinaryIO) -> None:
+    """Returns when what was written is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 

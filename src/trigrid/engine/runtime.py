@@ -61,14 +61,15 @@ class Engine:
         self._optimizer = ShardOptimizer(self.buckets, job.optimizer)
         self._loss = torch.zeros((), device=device)
 
-    def step(self, tokens: Tensor, labels: Tensor, lr: float) -> StepResult:
-        """One optimizer step on this rank's tokens and labels, each [microbatches, micro-batch, sequence]."""
-        self.accumulate(tokens, labels)
+    def step(self, tokens: Tensor, labels: Tensor, lr: float, documents: Tensor | None = None) -> StepResult:
+        """One optimizer step on this rank's tokens, labels and numbers of documents, each
+        [microbatches, micro-batch, sequence]."""
+        self.accumulate(tokens, labels, documents)
         return self.update(self.sum_gradients(), lr)
 
-    def accumulate(self, tokens: Tensor, labels: Tensor) -> None:
+    def accumulate(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> None:
         """Forward and backward of every microbatch."""
-        microbatches = self._microbatches(tokens, labels)
+        microbatches = self._microbatches(tokens, labels, documents)
         for bucket in self.buckets.values():
             users = sum(bucket in unit.buckets for unit in self.stage.units)
             bucket.start_step(users * len(microbatches))
@@ -84,9 +85,9 @@ class Engine:
         clip = self.job.optimizer.clip_norm
         return update(self.buckets, gradients, self._loss, self._optimizer, self.comm, lr, clip)
 
-    def evaluate(self, tokens: Tensor, labels: Tensor) -> float:
+    def evaluate(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> float:
         """Mean loss over the valid tokens of all ranks, without gradients."""
-        microbatches = self._microbatches(tokens, labels)
+        microbatches = self._microbatches(tokens, labels, documents)
         schedule = _schedule("forward", self.job.parallel.pp, len(microbatches))
         loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens)).double()
         for bucket in self.buckets.values():
@@ -101,13 +102,17 @@ class Engine:
             total += bucket.live_bytes()
         return total
 
-    def _microbatches(self, tokens: Tensor, labels: Tensor) -> list[Microbatch]:
-        tokens, labels = tokens.to(self.device), labels.to(self.device)
+    def _microbatches(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> list[Microbatch]:
+        labels = labels.to(self.device)
         valid = self.comm.all_reduce((labels >= 0).sum().double().reshape(1), "batch")
         scale = valid.clamp(min=1.0).reciprocal().squeeze(0)
-        return [
-            Microbatch(t.t().contiguous(), at.t().contiguous(), scale) for t, at in zip(tokens, labels, strict=True)
-        ]
+
+        def sequence_first(rows_MBS: Tensor) -> list[Tensor]:
+            return [rows_BS.t().contiguous() for rows_BS in rows_MBS.to(self.device)]
+
+        numbers = sequence_first(documents) if documents is not None else [None] * len(tokens)
+        parts = zip(sequence_first(tokens), sequence_first(labels), numbers, strict=True)
+        return [Microbatch(t, at, scale, of) for t, at, of in parts]
 
     def _boundary(self, tokens: Tensor) -> tuple[int, int, int]:
         _, rows, sequence = tokens.shape

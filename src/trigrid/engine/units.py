@@ -22,14 +22,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from trigrid.engine.zero import Bucket
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Microbatch:
     """tokens_SB and labels_SB of one microbatch (labels of −100 are ignored); scale: 1 ÷ the global number of valid
-    tokens."""
+    tokens. documents_SB numbers the documents of each row: a token attends within its own; None: to all before it."""
 
     tokens_SB: Tensor
     labels_SB: Tensor
     scale: Tensor
+    documents_SB: Tensor | None = None
 
 
 UnitFunction = Callable[[Mapping[str, Tensor], Tensor, Microbatch], Tensor]

@@ -7,7 +7,7 @@ given up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,9 @@ from trigrid.blueprint import Unit
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
+from trigrid.models.attention import Attention, DocumentMasks, causal_attention
 from trigrid.models.rope import Rope, rotate
 from trigrid.spec.model import ModelSpec
-
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q_BNSD, k_BMSD, v_BMSD) → o_BNSD, causal; M KV heads serve N query heads."""
-
-
-def causal_attention(q_BNSD: Tensor, k_BMSD: Tensor, v_BMSD: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q_BNSD, k_BMSD, v_BMSD, is_causal=True, enable_gqa=True)
 
 
 class Decoder:
@@ -43,6 +37,7 @@ class Decoder:
         self._tp = tp
         self._rope = Rope(spec, dtype, device)
         self._attention = attention
+        self._masks = DocumentMasks()
 
     def function(self, unit: Unit, locals_: Mapping[str, LocalParameter]) -> UnitFunction:
         if unit.kind == "embedding":
@@ -53,10 +48,10 @@ class Decoder:
         return lambda w, x, mb: self._head(w, x, mb, locals_["head"])
 
     def _block(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch) -> Tensor:
-        x_SBH = x_SBH + self._attend(w, self._norm(x_SBH, w["attention_norm"]))
+        x_SBH = x_SBH + self._attend(w, self._norm(x_SBH, w["attention_norm"]), self._masks.of(microbatch))
         return x_SBH + self._feed_forward(w, self._norm(x_SBH, w["ffn_norm"]))
 
-    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
+    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, mask_B1SS: Tensor | None) -> Tensor:
         x_SBH = self._tp.enter(x_SBH)
         heads = (*x_SBH.shape[:2], -1, self._spec.head_dim)
         q_SBND = F.linear(x_SBH, w["q"], w.get("q_bias")).view(heads)
@@ -66,7 +61,8 @@ class Decoder:
             q_SBND, k_SBMD = self._norm(q_SBND, w["q_norm"]), self._norm(k_SBMD, w["k_norm"])
         cos, sin = self._rope.tables(x_SBH.shape[0])
         q_SBND, k_SBMD = rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
-        o_BNSD = self._attention(*(t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD)))
+        q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
+        o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS)
         o_SBH = o_BNSD.permute(2, 0, 1, 3).flatten(2)
         return self._tp.leave(F.linear(o_SBH, w["o"]))
 

@@ -1,1 +1,9 @@
-"""What a person reads: progress and steps on the console, tables; what the host says of this process."""
+"""What a person reads, and what is told to other programs.
+
+console.py   lines, warnings and progress on standard error
+metrics.py   the figures of a run: its facts, each step, its end
+log.py       a run told as it goes: console, metrics.jsonl, trackers, loss curve
+trackers.py  TensorBoard, W&B, MLflow, Prometheus
+curve.py     the loss curve as text and as SVG
+host.py      what the operating system says of this process
+"""

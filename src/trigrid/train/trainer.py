@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch.distributed as dist
 
+import trigrid
+from trigrid.blueprint import decoder
 from trigrid.blueprint.flops import train_flops_per_token
-from trigrid.data.loader import Loader, TokenDataset
-from trigrid.data.prepare import Prepared, load, prepare, save
+from trigrid.data.dataset import TokenDataset
+from trigrid.data.loader import Batch, Loader, read_ahead
+from trigrid.data.prepare import Prepared, TokenSet, load, prepare, save
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import TORCH_DTYPE
@@ -25,59 +26,39 @@ from trigrid.grid import grid_of
 from trigrid.job import dump_job
 from trigrid.launch.place import RUN_DIR_VARIABLE, Place
 from trigrid.models.build import build_engine
-from trigrid.report.console import PhaseProgress, StepLine, duration, say
+from trigrid.report.console import Console
+from trigrid.report.log import Log
+from trigrid.report.metrics import Facts, Summary
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train.learning_rate import learning_rate
-from trigrid.train.machine import matmul_flops_per_s, peak_memory_bytes
+from trigrid.train.machine import matmul_flops_per_s
+from trigrid.train.meter import Meter
 from trigrid.train.processes import choose_device, join
 
-ETA_STEPS = 20
 
-
-@dataclass(frozen=True)
-class Summary:
-    """The end of a run. Losses are means over tokens; validation_loss is the last one measured."""
-
-    first_loss: float
-    last_loss: float
-    validation_loss: float | None
-    steps: int
-    tokens: int
-    seconds: float
-    run_dir: str
-
-
-class Log:
-    """metrics.jsonl and the console, on rank 0 only."""
-
-    def __init__(self, run_dir: Path | None):
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8") if run_dir else None  # noqa: SIM115
-
-    def write(self, kind: str, **values: object) -> None:
-        if self._file:
-            self._file.write(json.dumps({"kind": kind, "time_s": time.time(), **values}) + "\n")
-            self._file.flush()
-
-    def step(self, line: StepLine) -> None:
-        self.write("step", **asdict(line))
-        self.say(str(line))
-
-    def say(self, line: str) -> None:
-        if self._file:
-            say(line)
-
-
-def open_run(job: Job, name: str) -> Path:
+def open_run(job: Job, name: str, console: Console) -> Path:
     """Prepare the data, or find it prepared, and make the run's folder with `job.toml` and `data.json`."""
-    with PhaseProgress() as progress:
+    with console.progress() as progress:
         data = prepare(job.data, job.model.vocab, progress)
     run_dir = _new_run_dir(job, name)
     (run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
     save(data, run_dir / "data.json")
-    state = "found in the cache" if data.cached else "prepared"
-    say(f"data {data.hash}: {data.train.tokens:,} tokens to train on, {state}; tokenizer {data.tokenizer}")
+    _tell_data(job, data, console)
     return run_dir
+
+
+def _tell_data(job: Job, data: Prepared, console: Console) -> None:
+    """Name the data, and say how often each part of it will be seen."""
+    tokenizer = f"; tokenizer {data.tokenizer}" if data.tokenizer else ""
+    console.say(f"data {data.hash}: {'found' if data.cached else 'prepared'}{tokenizer}")
+    shares = _weights(job, data.train) or tuple(part.tokens for part in data.train)
+    for part, share in zip(data.train, shares, strict=True):
+        drawn = job.run.steps * job.batch.global_batch * job.batch.sequence * share / sum(shares)
+        # Without weights all text is one part.
+        name = job.data.corpus[part.entry] if len(data.train) > 1 else ", ".join(job.data.corpus)
+        of = f"{share / sum(shares):.1%} of each batch, " if len(data.train) > 1 else ""
+        console.say(f"  {name}: {part.tokens:,} tokens to train on, {of}{drawn / part.tokens:.2f} passes in this run")
 
 
 def _new_run_dir(job: Job, name: str) -> Path:
@@ -96,102 +77,117 @@ def _new_run_dir(job: Job, name: str) -> Path:
     raise RunFailed(f"no free name for a run in {job.run.out}")
 
 
-def run_rank(job: Job, name: str, place: Place | None) -> Summary | None:
-    """Everything one rank does; returns the summary on rank 0. `place` is None for a job of one process."""
+def run_rank(job: Job, name: str, place: Place | None, console: Console) -> Summary | None:
+    """Everything one rank does; returns the summary on rank 0, the only one to speak on its `console`. `place` is None
+    for a job of one process."""
     place = place or Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
+    first = place.rank == 0
+    console = console if first else Console(quiet=True)
     device = choose_device(job, place.local_rank, place.local_world)
     given = os.environ.get(RUN_DIR_VARIABLE)
     made: Path | None = None
-    if place.rank == 0:
+    if first:
         # Before joining: a collective that waited for the data to be prepared could run into its time limit.
-        made = Path(given) if given else open_run(job, name)
+        made = Path(given) if given else open_run(job, name, console)
     if place.world > 1:
-        join(place, device)
+        with console.waiting(f"joining {place.world} ranks"):
+            join(place, device)
     comm = Comm(grid_of(job), place.rank, device)
     run_dir = comm.gather_objects(made)[0]
     assert isinstance(run_dir, Path)
-    engine = build_engine(job, comm, device)
-    summary = _train(job, engine, load(run_dir / "data.json"), Log(run_dir if place.rank == 0 else None), run_dir)
+    with console.waiting("building the engine"):
+        engine = build_engine(job, comm, device)
+    data = load(run_dir / "data.json")
+    facts = _facts(job, engine, data)
+    with Log(job, facts, run_dir, console) if first else nullcontext() as log:
+        summary = _train(job, engine, data, log)
     if place.world > 1:
         dist.destroy_process_group()
     return summary
 
 
-def _train(job: Job, engine: Engine, data: Prepared, log: Log, run_dir: Path) -> Summary | None:
-    run, layout, comm = job.run, job.parallel, engine.comm
+def _train(job: Job, engine: Engine, data: Prepared, log: Log | None) -> Summary | None:
+    run, coord, dp = job.run, engine.comm.coord, job.parallel.dp
     loader, held_out = _loaders(job, data)
-    rate = _cluster_rate(job, engine)
-    tokens_per_step = job.batch.global_batch * job.batch.sequence
-    flops_per_token = train_flops_per_token(job.model, job.batch.sequence, causal=False)
-    log.write("start", matmul_flops_per_s=rate, world=layout.world, data=data.hash)
-    ranks = f"{layout.world} × {engine.device.type}"
-    log.say(f"{ranks}: matrix products at {rate / 1e9:,.0f} GFLOP/s in all ({run.precision}), the measure of MFU")
-    log.say(StepLine.HEADER)
+    meter = Meter(engine.comm, engine.device)
 
-    losses: list[float] = []
-    validation_loss: float | None = None
-    recent: deque[float] = deque(maxlen=ETA_STEPS)
-    begun = time.perf_counter()
+    def read(step: int) -> Batch:
+        return loader.batch(step * job.batch.global_batch, coord.dp, dp, job.batch.micro_batch)
+
+    batches = read_ahead(read, range(run.steps), job.data.workers)
     for step in range(run.steps):
-        started = time.perf_counter()
-        tokens, labels = loader.batch(step, comm.coord.dp, layout.dp, job.batch.micro_batch)
-        waited = time.perf_counter() - started
-        rate_now = learning_rate(job.optimizer, step, run.steps)
-        result = engine.step(tokens, labels, rate_now)
+        last = step + 1 == run.steps
+        meter.begin()
+        batch = next(batches)
+        meter.loaded()
+        rate = learning_rate(job.optimizer, step, run.steps)
+        result = engine.step(batch.tokens, batch.labels, rate, batch.documents)
+        step_s = meter.end()
         if not result.updated:
             culprits = "; ".join(result.not_finite[:8])
             raise RunFailed(f"step {step + 1}: the gradient is not finite, no weight was changed ({culprits})")
-        losses.append(result.loss)
-        recent.append(time.perf_counter() - started)
-
-        if (step + 1) % run.log_every == 0 or step + 1 == run.steps:
-            worst = torch.tensor([float(peak_memory_bytes(engine.device)), waited], dtype=torch.float64)
-            peak, wait = comm.read(comm.all_reduce(worst.to(engine.device), "world", "max"))
-            tokens_per_s = tokens_per_step / recent[-1]
-            log.step(
-                StepLine(
-                    step=step + 1,
-                    steps=run.steps,
-                    loss=result.loss,
-                    gradient_norm=result.gradient_norm,
-                    learning_rate=rate_now,
-                    tokens_per_s=tokens_per_s,
-                    flops_per_s=tokens_per_s * flops_per_token,
-                    mfu=tokens_per_s * flops_per_token / rate,
-                    peak_memory_bytes=int(peak),
-                    data_wait_share=wait / recent[-1],
-                    eta_s=(run.steps - step - 1) * median(recent),
-                )
-            )
-        if held_out and ((step + 1) % run.validate_every == 0 or step + 1 == run.steps):
-            validation_loss = _validate(job, engine, held_out)
-            log.write("validation", step=step + 1, loss=validation_loss)
-            log.say(f"{step + 1:>4}       validation loss {validation_loss:.4f}")
-
-    seconds = time.perf_counter() - begun
-    summary = Summary(
-        losses[0], losses[-1], validation_loss, run.steps, run.steps * tokens_per_step, seconds, str(run_dir)
-    )
-    log.write("end", **asdict(summary))
-    return summary if comm.rank == 0 else None
+        if log:
+            log.advance(result.loss, step_s)
+        if last or (step + 1) % run.log_every == 0:
+            interval = meter.read()
+            if log:
+                log.step(result.gradient_norm, rate, interval)
+        if held_out and (last or (step + 1) % run.validate_every == 0):
+            validation_loss = _validate(job, engine, held_out, log)
+            if log:
+                log.validation(validation_loss)
+    return log.end() if log else None
 
 
 def _loaders(job: Job, data: Prepared) -> tuple[Loader, Loader | None]:
     """Of training and of held-out text; a set that is too small for one sample is told before the first step."""
 
-    def loader(prefix: Path) -> Loader:
-        return Loader(TokenDataset(prefix, job.batch.sequence), job.run.seed, job.batch.global_batch)
+    def loader(sets: Sequence[TokenSet]) -> Loader:
+        parts = [TokenDataset(s.prefix, job.batch.sequence, s.first_document, s.stop_document) for s in sets]
+        return Loader(
+            parts,
+            weights=_weights(job, sets),
+            seed=job.run.seed,
+            global_batch=job.batch.global_batch,
+            documents=job.data.document_attention,
+        )
 
-    validation = data.validation if job.run.validate_every else None
-    return loader(data.train.prefix), loader(validation.prefix) if validation else None
+    held_out = data.validation if job.run.validate_every else ()
+    return loader(data.train), loader(held_out) if held_out else None
 
 
-def _validate(job: Job, engine: Engine, held_out: Loader) -> float:
+def _weights(job: Job, sets: Sequence[TokenSet]) -> tuple[float, ...]:
+    return tuple(job.data.weights[part.entry] for part in sets) if job.data.weights else ()
+
+
+def _validate(job: Job, engine: Engine, held_out: Loader, log: Log | None) -> float:
     """Mean loss over the same few batches of held-out text each time."""
     coord, layout = engine.comm.coord, job.parallel
-    batches = (held_out.batch(i, coord.dp, layout.dp, job.batch.micro_batch) for i in range(job.run.validation_batches))
-    losses = [engine.evaluate(tokens, labels) for tokens, labels in batches]
+    losses = []
+    for number in range(job.run.validation_batches):
+        batch = held_out.batch(number * job.batch.global_batch, coord.dp, layout.dp, job.batch.micro_batch)
+        losses.append(engine.evaluate(batch.tokens, batch.labels, batch.documents))
+        if log:
+            log.validating(len(losses), job.run.validation_batches)
     return math.fsum(losses) / len(losses)
+
+
+def _facts(job: Job, engine: Engine, data: Prepared) -> Facts:
+    name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else engine.device.type
+    full, causal = (train_flops_per_token(job.model, job.batch.sequence, causal=causal) for causal in (False, True))
+    return Facts(
+        trigrid=trigrid.__version__,
+        world=job.parallel.world,
+        device=name,
+        precision=job.run.precision,
+        parameters=decoder(job.model).count,
+        steps=job.run.steps,
+        tokens_per_step=job.batch.global_batch * job.batch.sequence,
+        flops_per_token_full=full,
+        flops_per_token_causal=causal,
+        matmul_flops_per_s=_cluster_rate(job, engine),
+        data=data.hash,
+    )
 
 
 def _cluster_rate(job: Job, engine: Engine) -> float:
@@ -201,13 +197,3 @@ def _cluster_rate(job: Job, engine: Engine) -> float:
     engine.comm.all_reduce(torch.zeros(1, device=engine.device), "world")
     mine = torch.tensor([matmul_flops_per_s(dtype, engine.device)], dtype=torch.float64, device=engine.device)
     return engine.comm.read(engine.comm.all_reduce(mine, "world"))[0]
-
-
-def describe(summary: Summary) -> str:
-    """The end of a run in words."""
-    validation = "" if summary.validation_loss is None else f", validation loss {summary.validation_loss:.4f}"
-    return (
-        f"{summary.steps} steps, {summary.tokens:,} tokens in {duration(summary.seconds)}\n"
-        f"training loss {summary.first_loss:.4f} → {summary.last_loss:.4f}{validation}\n"
-        f"job, metrics and logs: {summary.run_dir}"
-    )

@@ -1,0 +1,66 @@
+"""The command line: one thin function per command, importing what it needs when it runs.
+
+Data goes to standard output, everything said along the way to standard error.
+Exit codes: 0 done, 1 the job ran and failed or a law is broken, 2 a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import cyclopts
+
+# Each module adds its commands to the application.
+from trigrid.cli import check, data, job, train  # noqa: F401
+from trigrid.cli.app import app
+from trigrid.errors import RunFailed, TrigridError
+from trigrid.launch.place import RUN_DIR_VARIABLE
+
+EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train"}
+
+
+def main() -> None:
+    """Entry point of the `trigrid` command."""
+    try:
+        app(exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        print(f"trigrid: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TrigridError as error:
+        _tell(error, f"trigrid: {error}")
+        _leave(1 if isinstance(error, RunFailed) else 2)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(f"trigrid: this command needs {error.name}: pip install 'trigrid[{EXTRAS[error.name]}]'", file=sys.stderr)
+        _leave(2)
+    except BrokenPipeError:
+        # Whoever read our output has had enough of it.
+        os._exit(1)
+    except KeyboardInterrupt:
+        print("trigrid: stopped", file=sys.stderr)
+        _leave(130)
+    except Exception as error:
+        _tell(error, traceback.format_exc())
+        _leave(1)
+
+
+def _tell(error: Exception, text: str) -> None:
+    """Say what went wrong; a rank of `trigrid train` leaves it where the process that started it finds and says it."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is None:
+        print(text, file=sys.stderr)
+        return
+    from trigrid.train.failure import record
+
+    record(Path(run_dir), int(os.environ["RANK"]), error)
+
+
+def _leave(code: int) -> None:
+    """Exit at once: threads of process groups that wait for ranks which are gone would hold up an ordinary exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

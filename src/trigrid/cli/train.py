@@ -1,0 +1,78 @@
+"""`trigrid train`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from trigrid.cli.app import JobFile, Json, Overrides, Quiet, app, examples, print_json, trainable
+from trigrid.launch.place import RUN_DIR_VARIABLE
+
+
+@app.command(
+    help_epilogue=examples(
+        "trigrid train examples/tiny-3d.toml",
+        "trigrid train examples/tiny-3d.toml --tp 4 --pp 1 --steps 20",
+        "trigrid train examples/tiny-3d.toml --dry-run",
+        "torchrun --nproc-per-node 8 -m trigrid train examples/tiny-3d.toml",
+    )
+)
+def train(
+    job: JobFile,
+    *overrides: Overrides,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Print the resolved job and the grid, start nothing.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a job on this machine, or as a rank of a launcher that started this process.
+
+    Started by hand it runs torchrun for all ranks of the layout. Under torchrun or srun it joins as one of their ranks.
+    """
+    from trigrid.grid import golden_rules, grid_of
+    from trigrid.job import dump_job
+    from trigrid.launch.place import find_place
+    from trigrid.report.console import Console
+    from trigrid.report.metrics import describe
+    from trigrid.spec.rules import warnings
+
+    console = Console(quiet)
+    place = find_place(os.environ)
+    resolved = trainable(job, overrides, place.world if place else None)
+    grid = grid_of(resolved)
+    first = place is None or place.rank == 0
+    if first and RUN_DIR_VARIABLE not in os.environ:
+        for warning in [*warnings(resolved), *golden_rules(grid)]:
+            console.warn(str(warning))
+    if dry_run:
+        if not first:
+            return
+        if as_json:
+            print_json({"job": asdict(resolved), "groups": {a: grid.groups(a) for a in ("tp", "pp", "zero", "dp")}})
+        else:
+            print(f"{dump_job(resolved)}\n# the grid: {grid.world} ranks\n{_commented(grid.picture())}")
+        return
+
+    from trigrid.train import local, trainer
+
+    if place is None and resolved.parallel.world > 1:
+        local.check_room(resolved)
+        run_dir = trainer.open_run(resolved, job.stem, console)
+        console.say(f"starting {resolved.parallel.world} processes on this machine")
+        flags = [flag for flag, given in (("--json", as_json), ("--quiet", quiet)) if given]
+        local.run_local(resolved, ("train", str(job), *overrides, *flags), run_dir)
+        return
+    summary = trainer.run_rank(resolved, job.stem, place, console)
+    if summary is not None:
+        if as_json:
+            print_json(asdict(summary))
+        else:
+            print(describe(summary))
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"# {line}" for line in text.splitlines())

@@ -1,0 +1,177 @@
+"""A run as it is told: console, metrics.jsonl and trackers while it lasts, its loss curve at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from trigrid.report.console import Console, duration
+from trigrid.report.curve import FEWEST_STEPS, Curve, as_text, save_svg
+from trigrid.report.metrics import Facts, Interval, StepRecord, StepTable, Summary, rates
+from trigrid.report.trackers import Start, Trackers
+from trigrid.spec.job import Job
+
+ETA_STEPS = 20
+ROWS_PER_HEADER = 20
+"""On a terminal, where the header scrolls away; a file has it once, at the top."""
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, each written whole, whatever ends the process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        # Unbuffered: a line is one write.
+        self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+
+    def write(self, kind: str, values: Mapping[str, object]) -> None:
+        """`kind`, the Unix time and `values`; a number that is not finite becomes null, which JSON has."""
+        entry = {"kind": kind, "time_s": time.time(), **values}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+        self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Log:
+    """What rank 0 tells of a run. Use as a context manager, which ends bars and trackers also where a step fails.
+
+    Call `advance` after every step, and `step` and `validation` after those that are recorded.
+    """
+
+    def __init__(self, job: Job, facts: Facts, run_dir: Path, console: Console) -> None:
+        self._job, self._facts, self._run_dir, self._console = job, facts, run_dir, console
+        self._table, self._rows = StepTable(facts.steps), 0
+        self._progress = console.progress()
+        self._metrics = MetricsFile(run_dir)
+        told = {**_flat(asdict(job)), **asdict(facts)}
+        start = Start(run_dir, told, job.run.prometheus_port, console.say)
+        self._trackers = Trackers(job.run.trackers, start, console)
+        self._losses, self._step_s = array("d"), array("d")
+        self._validation: list[tuple[int, float]] = []
+        self._data_wait_s = self._recorded_s = 0.0
+        self._mfu_warned = False
+        self._begun_s = time.perf_counter()
+
+    def __enter__(self) -> Log:
+        facts = self._facts
+        self._metrics.write("start", asdict(facts))
+        self._console.say(
+            f"{facts.world} × {facts.device}: matrix products at {facts.matmul_flops_per_s / 1e9:,.0f} GFLOP/s in all "
+            f"({facts.precision}), the measure of MFU"
+        )
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+        with self._console.waiting("trackers finish"):
+            self._trackers.close(failed=error is not None)
+        self._metrics.close()
+
+    def advance(self, loss: float, seconds: float) -> None:
+        """A step is done, with this loss and in this time."""
+        self._losses.append(loss)
+        self._step_s.append(seconds)
+        if self._console.on_terminal:
+            tokens_per_s = self._facts.tokens_per_step / seconds
+            note = f"{duration(self._eta_s())} left  loss {loss:.4f}  {tokens_per_s:,.0f} tok/s"
+            self._progress("steps", len(self._losses), self._facts.steps, note)
+
+    def step(self, gradient_norm: float, learning_rate: float, interval: Interval) -> None:
+        """Record the step that is done; `interval` covers it and those since the last that was recorded."""
+        step = len(self._losses)
+        record = StepRecord(
+            **rates(self._facts, interval.seconds / interval.steps),
+            step=step,
+            loss=self._losses[-1],
+            gradient_norm=gradient_norm,
+            learning_rate=learning_rate,
+            tokens=step * self._facts.tokens_per_step,
+            step_s=interval.seconds / interval.steps,
+            data_wait_s=interval.data_wait_s / interval.steps,
+            data_wait_share=interval.data_wait_s / interval.seconds,
+            peak_memory_bytes=interval.peak_memory_bytes,
+            eta_s=self._eta_s(),
+        )
+        self._recorded_s += interval.seconds
+        self._data_wait_s += interval.data_wait_s
+        values = asdict(record)
+        self._metrics.write("step", {"step": step, **values})
+        self._trackers.log(step, {f"train/{name}": value for name, value in values.items() if name != "step"})
+        if self._rows == 0 or (self._console.on_terminal and self._rows % ROWS_PER_HEADER == 0):
+            self._console.heading(self._table.header)
+        self._rows += 1
+        self._console.say(self._table.row(record))
+        if record.mfu_full > 1 and not self._mfu_warned:
+            self._mfu_warned = True
+            self._console.warn(
+                f"MFU is above 100% ({record.mfu_full:.1%} with full attention, {record.mfu_causal:.1%} causal): the "
+                "matrix products measured at the start were too slow, as where another program ran beside them, or "
+                "most of the operations counted are attention scores that a causal mask leaves out"
+            )
+
+    def validation(self, loss: float) -> None:
+        """Record the loss of the held-out text after the step that is done."""
+        step = len(self._losses)
+        self._validation.append((step, loss))
+        self._progress.hide("validation")
+        self._metrics.write("validation", {"step": step, "loss": loss})
+        self._trackers.log(step, {"validation/loss": loss})
+        self._console.say(self._table.validation(step, loss))
+
+    def validating(self, done: int, total: int) -> None:
+        """So much of the held-out text has been looked at."""
+        self._progress("validation", done, total)
+
+    def end(self) -> Summary:
+        """Record the end of the run and draw its loss curve."""
+        summary = Summary(
+            **rates(self._facts, median(self._step_s)),
+            first_loss=self._losses[0],
+            last_loss=self._losses[-1],
+            validation_loss=self._validation[-1][1] if self._validation else None,
+            steps=len(self._losses),
+            tokens=len(self._losses) * self._facts.tokens_per_step,
+            seconds=time.perf_counter() - self._begun_s,
+            data_wait_share=self._data_wait_s / self._recorded_s,
+            run_dir=str(self._run_dir),
+        )
+        self._metrics.write("end", asdict(summary))
+        self._progress.stop()
+        if len(self._losses) >= FEWEST_STEPS:
+            self._draw(Curve(self._losses, self._validation))
+        return summary
+
+    def _draw(self, curve: Curve) -> None:
+        console = self._console
+        try:
+            with console.waiting("drawing the loss curve"):
+                save_svg(curve, self._run_dir / "loss.svg", self._run_dir.name)
+                text = as_text(curve, console.width, console.colour) if not console.quiet else ""
+            console.say(text)
+        # A picture is not worth a run.
+        except Exception as error:
+            console.warn(f"the loss curve is not drawn: {type(error).__name__}: {error}")
+
+    def _eta_s(self) -> float:
+        return (self._facts.steps - len(self._losses)) * median(self._step_s[-ETA_STEPS:])
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+    """Leaves of nested mappings by their dotted names; what is no number or text is written out."""
+    leaves: dict[str, str | int | float | bool] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= _flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value if isinstance(value, str | int | float | bool) else str(value)
+    return leaves

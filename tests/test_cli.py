@@ -1,0 +1,61 @@
+"""The command line as a whole: what it loads, what its help shows, what it says where."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trigrid.cli import app
+
+HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
+COMMANDS = ("train", "parity", "prove", "init", "schema", "data prepare", "data inspect")
+LIGHT = (
+    ("--help",),
+    ("--version",),
+    ("train", "--help"),
+    ("init", "{folder}/job.toml"),
+    ("schema",),
+    ("schema", "--markdown"),
+    ("train", "examples/tiny-3d.toml", "--dry-run"),
+    ("train", "examples/tiny-3d.toml", "--tp", "3", "--dry-run"),
+)
+LOADED = """\
+import sys
+from trigrid.cli import main
+sys.argv[0] = "trigrid"
+try:
+    main()
+except SystemExit:
+    pass
+finally:
+    print(*(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
+def test_light_commands_load_nothing_heavy(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Their start-up is a quarter of a CPU-second; any of these would add more than that to it."""
+    program = LOADED.format(heavy=HEAVY).replace("finally:", "finally:\n    sys.stderr.write('\\nloaded: ')")
+    program = "import os; os._exit = sys_exit = lambda code: (_ for _ in ()).throw(SystemExit(code))\n" + program
+    words = tuple(word.format(folder=tmp_path) for word in words)
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    assert done.stderr.rpartition("loaded: ")[2].split() == []
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app([*command.split(), "--help"])
+    examples = capsys.readouterr().out.partition("Examples:\n")[2].splitlines()
+    assert len(examples) > 1
+    assert all(line.startswith("  ") and command in line for line in examples if line.strip())
+
+
+def test_every_command_is_among_those_tested() -> None:
+    names = {name for name in app if not name.startswith("-")}
+    assert names == {command.split()[0] for command in COMMANDS}
