@@ -17,7 +17,7 @@ test: $(VENV)/.test ## every test
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.test ## style and types
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy src/trigrid
 
 clean: ## remove what these commands made, except .venv and runs

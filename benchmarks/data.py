@@ -26,10 +26,10 @@ import numpy as np
 from paired import compare
 from tokenizers import Tokenizer
 
-from trigrid.data.corpus import corpus_files
+from trigrid.data.corpus import resolve
 from trigrid.data.dataset import TokenDataset
 from trigrid.data.loader import Loader
-from trigrid.data.prepare import prepare_folder
+from trigrid.data.prepare import Prepared, prepare_folder
 from trigrid.data.tokens import TokenWriter, open_tokens
 
 WORKERS = 2
@@ -43,11 +43,25 @@ def quiet(stage: str, done: int, total: int) -> None:
 
 def write_documents(path: Path, copies: int) -> None:
     """The standard library's source as JSON Lines, `copies` times."""
-    texts = [file.read_text(encoding="utf-8") for file in corpus_files(["stdlib"], quiet)]
+    (stdlib,) = resolve(["stdlib"], quiet)
+    texts = [Path(source.path).read_text(encoding="utf-8") for source in stdlib.sources]
     with path.open("w", encoding="utf-8") as out:
         for _ in range(copies):
             for text in texts:
                 out.write(json.dumps({"text": text}) + "\n")
+
+
+def prepare(documents: Path, tokenizer: str, out: Path) -> Prepared:
+    return prepare_folder(
+        [str(documents)],
+        tokenizer,
+        out,
+        vocab=VOCAB,
+        validation_fraction=0.0,
+        text_key="text",
+        workers=WORKERS,
+        progress=quiet,
+    )
 
 
 _tokenizer: Tokenizer
@@ -68,9 +82,7 @@ def preparers(documents: Path, tokenizer: Path, folder: Path, peers: bool) -> di
 
     def trigrid() -> int:
         out = folder / f"trigrid-{next(number)}"
-        made = prepare_folder(
-            [str(documents)], str(tokenizer), out, vocab=VOCAB, validation_fraction=0.0, workers=WORKERS, progress=quiet
-        )
+        made = prepare(documents, str(tokenizer), out)
         return sum(part.tokens for part in made.train)
 
     def datasets() -> int:
@@ -199,9 +211,7 @@ def main() -> None:
     try:
         documents = folder / "documents.jsonl"
         write_documents(documents, arguments.copies)
-        first = prepare_folder(
-            [str(documents)], "train", folder / "first", vocab=VOCAB, validation_fraction=0.0, progress=quiet
-        )
+        first = prepare(documents, "train", folder / "first")
         tokenizer = folder / "first" / "tokenizer.json"
         prepared = preparers(documents, tokenizer, folder, arguments.peers is not None)
         compare(f"preparing {documents.stat().st_size / 1e6:.0f} MB", "tokens", prepared, arguments.rounds)

@@ -43,9 +43,11 @@ def first_tokens(loader: Loader, step: int) -> list[int]:
 
 
 def read(dataset: TokenDataset, sample: int) -> list[int]:
-    row = np.empty(dataset.sequence + 1, dtype=np.int64)
-    dataset.read(sample, row)
-    return row.tolist()
+    """The tokens of a sample and the last label."""
+    tokens, labels = np.empty((2, dataset.sequence), dtype=np.int64)
+    dataset.read(sample, tokens, labels)
+    assert labels[:-1].tolist() == tokens[1:].tolist()
+    return [*tokens.tolist(), int(labels[-1])]
 
 
 def parts(batch: Batch) -> list[Tensor]:

@@ -89,5 +89,5 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink()
+                path.unlink(missing_ok=True)
             return

@@ -36,11 +36,12 @@ class TokenDataset:
     def __len__(self) -> int:
         return (self._length - 1) // self.sequence
 
-    def read(self, sample: int, out: Ints) -> None:
-        """Fill `out` [sequence + 1] with the tokens of `sample`."""
+    def read(self, sample: int, tokens: Ints, labels: Ints) -> None:
+        """Fill `tokens` and `labels`, each [sequence], with those of `sample` and those one place further."""
         start = self._start(sample)
-        # The copy gives up the interpreter's lock: other threads go on while this one waits for the disk.
-        np.copyto(out, self._tokens[start : start + self.sequence + 1])
+        # A copy gives up the interpreter's lock: other threads go on while this one waits for the disk.
+        np.copyto(tokens, self._tokens[start : start + self.sequence])
+        np.copyto(labels, self._tokens[start + 1 : start + self.sequence + 1])
 
     def documents(self, sample: int, out: Ints) -> None:
         """Fill `out` [sequence] with the number of each token's document, from 0 in each sample."""

@@ -64,23 +64,19 @@ class Loader:
         assert self._global_batch % (dp * micro_batch) == 0, f"{self._global_batch} % ({dp} × {micro_batch}) is not 0"
         share = self._global_batch // dp
         corpora, ids = self._order.at(consumed + np.arange(dp_rank * share, (dp_rank + 1) * share))
-        samples = self._rows(corpora, ids, 1, TokenDataset.read).view(-1, micro_batch, self._sequence + 1)
-        documents = self._rows(corpora, ids, 0, TokenDataset.documents) if self._documents else None
-        return Batch(
-            tokens=samples[..., :-1].contiguous(),
-            labels=samples[..., 1:].contiguous(),
-            documents=documents.view(-1, micro_batch, self._sequence) if documents is not None else None,
-        )
+        shape = (share, self._datasets[0].sequence)
+        tokens, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        documents = np.empty(shape, dtype=np.int64) if self._documents else None
+        for row, (corpus, sample) in enumerate(zip(corpora, ids.tolist(), strict=True)):
+            dataset = self._datasets[corpus]
+            dataset.read(sample, tokens[row], labels[row])
+            if documents is not None:
+                dataset.documents(sample, documents[row])
 
-    @property
-    def _sequence(self) -> int:
-        return self._datasets[0].sequence
+        def cut(rows: Ints) -> Tensor:
+            return torch.from_numpy(rows).view(-1, micro_batch, rows.shape[1])
 
-    def _rows(self, corpora: Ints, ids: Ints, more: int, fill: Callable[[TokenDataset, int, Ints], None]) -> Tensor:
-        rows = np.empty((len(ids), self._sequence + more), dtype=np.int64)
-        for corpus, sample, row in zip(corpora, ids, rows, strict=True):
-            fill(self._datasets[corpus], int(sample), row)
-        return torch.from_numpy(rows)
+        return Batch(cut(tokens), cut(labels), cut(documents) if documents is not None else None)
 
 
 def read_ahead(read: Callable[[int], T], steps: Iterable[int], workers: int) -> Iterator[T]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event, Thread
 
 from trigrid.data.progress import TICK_S, Stopped, watch
@@ -34,7 +35,9 @@ class Task:
 
 
 Numbered = tuple[int, Shard]
-Answer = tuple[Problem, ...] | Exception
+Process = subprocess.Popen[bytes]
+Answer = int | tuple[Problem, ...] | Exception
+"""Bytes done since the last one, or the end of a shard: what is wrong with its documents, or with the program."""
 
 
 def cores() -> int:
@@ -47,8 +50,8 @@ def write_parts(task: Task, shards: Sequence[Numbered], workers: int, tick: Call
     a second or more often, with the bytes done.
 
     One worker, or one shard, runs in this process with as many threads as `workers`. More are processes of one thread
-    each, started afresh (a fork of a process with threads may hang): a script that calls this must guard its main part
-    by `__name__`. They end when this process does, however it ends.
+    each, which end when this process does, however it ends. They are started afresh, as a fork of a process with
+    threads may hang; and not by multiprocessing, which would run the caller's script again in each of them.
     Raises Refused as the shards do (where several do, for the first of them), RunFailed where a worker dies.
     """
     if workers == 1 or len(shards) <= 1:
@@ -78,26 +81,26 @@ def _write_here(task: Task, shards: Sequence[Numbered], threads: int, tick: Call
 
 
 def _write_aside(task: Task, shards: Sequence[Numbered], workers: int, tick: Callable[[int], None]) -> None:
-    context = multiprocessing.get_context("spawn")
-    done_bytes = context.Value("q", 0)
-    processes: dict[Connection, SpawnProcess] = {}
+    processes: dict[Connection, Process] = {}
     todo, busy, failed = deque(shards), dict[Connection, int](), dict[int, tuple[Problem, ...]]()
+    done_bytes = 0
     try:
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(task, theirs, done_bytes))
-            process.start()
-            theirs.close()
-            processes[ours] = process
+            connection, process = _start()
+            processes[connection] = process
+            _send(task, connection, process)
         while todo or any(number < min(failed, default=sys.maxsize) for number in busy.values()):
             for connection in processes.keys() - busy.keys():
                 if todo:
                     busy[connection] = todo[0][0]
-                    connection.send(todo.popleft())
-            tick(done_bytes.value)
+                    _send(todo.popleft(), connection, processes[connection])
+            tick(done_bytes)
             for readable in wait(list(busy), TICK_S):
                 assert isinstance(readable, Connection)
-                answer: Answer = readable.recv()
+                answer = _receive(readable, processes[readable])
+                if isinstance(answer, int):
+                    done_bytes += answer
+                    continue
                 number = busy.pop(readable)
                 if isinstance(answer, Exception):
                     raise answer
@@ -105,34 +108,68 @@ def _write_aside(task: Task, shards: Sequence[Numbered], workers: int, tick: Cal
                     # The error told is that of the first shard, as with one worker: earlier ones go on.
                     failed[number] = answer
                     todo.clear()
-        tick(done_bytes.value)
-    except (EOFError, ConnectionError):
-        reason = "a process that tokenises has died, perhaps for lack of memory; the same call goes on from here"
-        raise RunFailed(reason) from None
+        tick(done_bytes)
     finally:
         for connection, process in processes.items():
             process.kill()
-            process.join()
+            process.wait()
             connection.close()
     if failed:
         raise Refused(failed[min(failed)])
 
 
-def _work(task: Task, connection: Connection, done_bytes: Synchronized[int]) -> None:
-    """A worker's life: a shard comes, an answer goes, until it is killed."""
+def _start() -> tuple[Connection, Process]:
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        # No threads for the library tokenizers, which would have nothing to do.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"]
+        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+
+
+def _send(what: Task | Numbered, connection: Connection, process: Process) -> None:
+    try:
+        connection.send(what)
+    except ConnectionError:
+        raise _death(process) from None
+
+
+def _receive(connection: Connection, process: Process) -> Answer:
+    try:
+        answer: Answer = connection.recv()
+    except (EOFError, ConnectionError):
+        raise _death(process) from None
+    return answer
+
+
+def _death(process: Process) -> RunFailed:
+    code = process.wait()
+    cause = f"ended with status {code}, and said why above"
+    if code < 0:
+        cause = f"was ended by {signal.Signals(-code).name}, perhaps for lack of memory"
+    return RunFailed(f"a process that tokenises {cause}; the same call goes on from here")
+
+
+def serve(descriptor: int) -> None:
+    """A worker's life: the task comes, then shards, each answered when it is done, until it is killed."""
     # Ctrl-C reaches all processes of a terminal; this one is ended by its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_die_with_parent, daemon=True).start()
-    # Keeps the library tokenizers from starting threads that would have nothing to do.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    connection = Connection(descriptor)
+    task: Task = connection.recv()
+    shards: SimpleQueue[Numbered] = SimpleQueue()
+    Thread(target=_listen, args=(connection, shards), daemon=True).start()
+    tokenizer: Tokenizer | None = None
+    unsaid_bytes, said_s = 0, time.monotonic()
 
     def advance(size_bytes: int) -> None:
-        with done_bytes.get_lock():
-            done_bytes.value += size_bytes
+        nonlocal unsaid_bytes, said_s
+        unsaid_bytes += size_bytes
+        if time.monotonic() - said_s > TICK_S / 2:
+            connection.send(unsaid_bytes)
+            unsaid_bytes, said_s = 0, time.monotonic()
 
-    tokenizer: Tokenizer | None = None
     while True:
-        shard: Numbered = connection.recv()
+        shard = shards.get()
         answer: Answer = ()
         try:
             tokenizer = tokenizer or load_tokenizer(task.tokenizer, threads=1)
@@ -142,14 +179,18 @@ def _work(task: Task, connection: Connection, done_bytes: Synchronized[int]) -> 
         except Exception as error:
             error.add_note(f"in a process that tokenises:\n{traceback.format_exc()}")
             answer = error
+        connection.send(unsaid_bytes)
+        unsaid_bytes = 0
         connection.send(answer)
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+def _listen(connection: Connection, shards: SimpleQueue[Numbered]) -> None:
+    """Takes shards as they come, so that the end of the parent is noticed in the middle of one."""
+    while True:
+        try:
+            shards.put(connection.recv())
+        except (EOFError, OSError):
+            os._exit(1)
 
 
 def _write(task: Task, shard: Numbered, tokenizer: Tokenizer, threads: int, advance: Callable[[int], None]) -> None:
