@@ -68,7 +68,7 @@ def test_the_example_of_a_blend_is_a_job() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_in_documents_name_jobs_that_load(document: Path) -> None:
+def test_commands_in_documents_name_jobs_that_load(document: Path, tmp_path: Path) -> None:
     """Every `trigrid …` line of a code block is understood; its job and its overrides are accepted."""
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.M | re.S):
         for line in block.splitlines() if not language else []:
@@ -77,8 +77,11 @@ def test_commands_in_documents_name_jobs_that_load(document: Path) -> None:
                 continue
             words = words[words.index("trigrid") + 1 :]
             command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
-            if command.__name__ in ("train", "parity", "prove"):
-                load_job(ROOT / bound.arguments["job"], bound.arguments.get("overrides", ()))
+            job, overrides = bound.arguments.get("job"), bound.arguments.get("overrides", ())
+            if command.__name__ == "init":
+                (tmp_path / job).write_text(starter(overrides, {}))
+            elif job:
+                load_job(tmp_path / job if (tmp_path / job).exists() else ROOT / job, overrides)
 
 
 @pytest.mark.parametrize("job", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
