@@ -19,6 +19,7 @@ from trigrid.spec.job import Data, Job
 MODELS = {
     "plain": {},
     "tied": {"tied": True, "qkv_bias": True, "qk_norm": True},
+    "gpt": {"block": "gpt", "kv_heads": 8, "tied": True},
 }
 
 
@@ -61,6 +62,8 @@ SPANNING = [
     ("tp2pp2dp2", "tied", True),
     ("tp2pp2dp2", "plain", False),
     ("tp4pp2", "plain", True),
+    ("tp2pp2dp2", "gpt", True),
+    ("tp4", "gpt", False),
 ]
 
 

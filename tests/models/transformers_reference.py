@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from models.huggingface_names import parameter_name
+from models.huggingface_names import in_trigrid_terms
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -69,11 +69,11 @@ class Reference:
 
     def values(self) -> dict[str, Tensor]:
         """Copies of the weights, by trigrid's names."""
-        return {parameter_name(name): p.detach().clone() for name, p in self.model.named_parameters()}
+        return in_trigrid_terms((name, p.detach()) for name, p in self.model.named_parameters())
 
     def gradients(self) -> dict[str, Tensor]:
         """Copies of the gradients, by trigrid's names."""
-        return {parameter_name(name): p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        return in_trigrid_terms((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens [rows, sequence] → [rows, sequence, vocabulary]."""

@@ -12,7 +12,7 @@ from trigrid.spec.job import Optimizer
 from trigrid.train.learning_rate import learning_rate
 
 
-def course(steps: int, **optimizer: float) -> list[float]:
+def course(steps: int, **optimizer: object) -> list[float]:
     return [learning_rate(Optimizer(lr=1.0, min_lr_ratio=0.1, **optimizer), step, steps) for step in range(steps)]  # type: ignore[arg-type]
 
 
@@ -25,6 +25,18 @@ def test_the_whole_course() -> None:
     assert rates[4] == 1.0, "the cosine begins at its top"
     assert rates[7] == pytest.approx(0.55), "half-way down"
     assert rates[10] == pytest.approx(0.1), "the last step"
+
+
+def test_linear() -> None:
+    assert course(7, warmup_steps=2, decay="linear") == pytest.approx([0.5, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1])
+
+
+def test_warm_up_stable_decay() -> None:
+    """The last fifth of twenty steps goes down: four steps, the last of which is at the floor."""
+    rates = course(20, warmup_steps=2, decay="wsd")
+    assert rates[1:16] == [1.0] * 15
+    assert rates[16:] == pytest.approx([0.775, 0.55, 0.325, 0.1])
+    assert course(4, warmup_steps=3, decay="wsd", decay_share=1.0) == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -43,10 +55,14 @@ def test_short_courses(steps: int, warmup: int, rates: list[float]) -> None:
     assert course(steps, warmup_steps=warmup) == pytest.approx(rates)
 
 
-@given(st.integers(1, 400).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(0, steps))))
-def test_up_then_down_and_never_zero(given: tuple[int, int]) -> None:
+@given(
+    st.integers(1, 400).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(0, steps))),
+    st.sampled_from(["cosine", "linear", "wsd"]),
+    st.floats(0.001, 1.0),
+)
+def test_up_then_down_and_never_zero(given: tuple[int, int], decay: str, share: float) -> None:
     steps, warmup = given
-    rates = course(steps, warmup_steps=warmup)
+    rates = course(steps, warmup_steps=warmup, decay=decay, decay_share=share)
     assert all(a < b for a, b in pairwise(rates[:warmup]))
     assert all(a >= b for a, b in pairwise(rates[warmup:]))
     assert min(rates) > 0

@@ -176,6 +176,8 @@ def judge(job: Job, runs: Sequence[RankRun], ref: Reference) -> Verdict:
             # Later steps start from wrong weights, and would blame parameters that only follow.
             break
     weight_errors = relative_errors(job, [run.weights for run in runs], ref.weights)
+    for name in _without_gradient(ref):
+        del weight_errors[name]
     heaviest = max(weight_errors, key=lambda n: _rank_nan(weight_errors[n]))
     weight = weight_errors[heaviest]
     loss = max(_relative(run.losses[s], ref.losses[s]) for run in runs for s in range(steps))
@@ -232,6 +234,18 @@ def squared_errors(job: Job, pieces: Sequence[Pieces], ref: Mapping[str, Array])
         worst[name] = max(worst.get(name, 0.0), square, key=_rank_nan)
     assert worst.keys() == ref.keys(), f"missing parameters: {sorted(ref.keys() - worst.keys())}"
     return worst
+
+
+def _without_gradient(ref: Reference) -> list[str]:
+    """Parameters whose gradient is rounding alone, such as a bias on keys without rotary positions, which shifts all
+    scores of a query alike. AdamW makes steps of that rounding, so their weights say nothing; their gradients do.
+    """
+    floors = [SMALL * _distance(step.values()) for step in ref.gradients]
+    return [
+        name
+        for name in ref.weights
+        if all(_distance([step[name]]) <= floor for step, floor in zip(ref.gradients, floors, strict=True))
+    ]
 
 
 def _pieces(job: Job, rank: int, held: Pieces) -> Iterator[tuple[LocalParameter, int, Array]]:

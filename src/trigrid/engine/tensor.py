@@ -39,6 +39,13 @@ class TensorParallel:
         region = _ScatterSequence if self.sequence_parallel else _Sum
         return region.apply(x_SBH, self.comm)  # type: ignore[no-untyped-call, no-any-return]
 
+    def own_sequence(self, sequence: int) -> slice:
+        """The places of the sequence that this rank holds between regions."""
+        if not self.sequence_parallel:
+            return slice(0, sequence)
+        share, index = sequence // self.size, self.comm.group("tp").index
+        return slice(index * share, (index + 1) * share)
+
     def embed(self, tokens_SB: Tensor, weight_VH: Tensor, local: LocalParameter) -> Tensor:
         """Vocabulary-parallel look-up: each rank embeds the tokens of its rows and zero for all others."""
         if self.size == 1:

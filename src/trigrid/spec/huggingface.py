@@ -29,11 +29,13 @@ class _Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     stated: tuple[str, ...] = ()
-    window: Literal["optional", "stated", "switched"]
+    window: Literal["optional", "stated", "switched"] = "optional"
 
 
+_GPT2 = _Family(model_type="gpt2")
 _FAMILIES = {
-    "LlamaForCausalLM": _Family(model_type="llama", window="optional"),
+    "GPT2LMHeadModel": _GPT2,
+    "LlamaForCausalLM": _Family(model_type="llama"),
     "MistralForCausalLM": _Family(model_type="mistral", window="stated", stated=("num_key_value_heads",)),
     "Qwen2ForCausalLM": _Family(model_type="qwen2", qkv_bias=True, window="switched", stated=("num_key_value_heads",)),
     "Qwen3ForCausalLM": _Family(
@@ -107,9 +109,9 @@ class _Keys:
 def model_from_config(path: str | Path) -> ModelSpec:
     """The model that a `config.json`, or a folder holding one, describes; it is named after the folder.
 
-    Reads LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM, as transformers 4 and 5 write
-    them. Raises Refused with every problem of the file: what cannot be read, what is missing, and what trigrid does
-    not model.
+    Reads LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and GPT2LMHeadModel, as transformers
+    4 and 5 write them. Raises Refused with every problem of the file: what cannot be read, what is missing, and what
+    trigrid does not model.
     """
     file, values = _load(Path(path))
     problems: list[Problem] = []
@@ -118,6 +120,14 @@ def model_from_config(path: str | Path) -> ModelSpec:
     if family is None:
         raise Refused(problems)
 
+    name = Path(os.path.abspath(file)).parent.name if file.name == "config.json" else file.stem
+    spec = _gpt2(config, name) if family is _GPT2 else _llama(config, name, family)
+    if problems:
+        raise Refused(problems)
+    return spec
+
+
+def _llama(config: _Keys, name: str, family: _Family) -> ModelSpec:
     for key in family.stated:
         config.stated(key)
     config.only("hidden_act", "silu", "only SwiGLU is modelled")
@@ -129,8 +139,8 @@ def model_from_config(path: str | Path) -> ModelSpec:
     context = config.whole("max_position_embeddings")
     _check_window(config, family, context)
     rope_theta, rope_scaling = _rope(config)
-    spec = ModelSpec(
-        name=Path(os.path.abspath(file)).parent.name if file.name == "config.json" else file.stem,
+    return ModelSpec(
+        name=name,
         hidden=hidden,
         layers=config.whole("num_hidden_layers"),
         heads=heads,
@@ -147,9 +157,31 @@ def model_from_config(path: str | Path) -> ModelSpec:
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
     )
-    if problems:
-        raise Refused(problems)
-    return spec
+
+
+def _gpt2(config: _Keys, name: str) -> ModelSpec:
+    """Its dropout, which belongs to a training and not to the model, is left out."""
+    config.only("activation_function", "gelu_new", "only GELU by tanh is modelled")
+    config.only("scale_attn_weights", True, "scores without a scale are not modelled")
+    config.only("scale_attn_by_inverse_layer_idx", False, "scores scaled by the layer are not modelled")
+    config.only("add_cross_attention", False, "only decoders are modelled")
+    hidden, heads = config.whole("n_embd"), config.whole("n_head")
+    if hidden and heads and hidden % heads:
+        config.refuse("n_head", f"must divide n_embd = {hidden}")
+    return ModelSpec(
+        name=name,
+        hidden=hidden,
+        layers=config.whole("n_layer"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads if heads else 0,
+        ffn=config.whole("n_inner", 4 * hidden),
+        vocab=config.whole("vocab_size"),
+        context=config.whole("n_positions"),
+        block="gpt",
+        tied=config.flag("tie_word_embeddings", True),
+        norm_eps=config.number("layer_norm_epsilon", 1e-5),
+    )
 
 
 def _load(path: Path) -> tuple[Path, dict[str, Any]]:

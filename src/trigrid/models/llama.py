@@ -1,0 +1,53 @@
+"""A block of Llama (Touvron 2023), Mistral and Qwen: RMSNorm, rotary grouped-query attention, SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.units import Microbatch
+from trigrid.models.attention import Attention, DocumentMasks
+from trigrid.models.norms import norm_of
+from trigrid.models.rope import Rope, rotate
+from trigrid.spec.model import ModelSpec
+
+
+class LlamaBlock:
+    """The function of every block of a model."""
+
+    def __init__(
+        self, spec: ModelSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device, attention: Attention
+    ):
+        self._spec = spec
+        self._tp = tp
+        self._rope = Rope(spec, dtype, device)
+        self._attention = attention
+        self._masks = DocumentMasks()
+        self._norm = norm_of(spec)
+
+    def __call__(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch) -> Tensor:
+        x_SBH = x_SBH + self._attend(w, self._norm(w, "attention_norm", x_SBH), self._masks.of(microbatch))
+        return x_SBH + self._feed_forward(w, self._norm(w, "ffn_norm", x_SBH))
+
+    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+        x_SBH = self._tp.enter(x_SBH)
+        heads = (*x_SBH.shape[:2], -1, self._spec.head_dim)
+        q_SBND = F.linear(x_SBH, w["q"], w.get("q_bias")).view(heads)
+        k_SBMD = F.linear(x_SBH, w["k"], w.get("k_bias")).view(heads)
+        v_SBMD = F.linear(x_SBH, w["v"], w.get("v_bias")).view(heads)
+        if self._spec.qk_norm:
+            q_SBND, k_SBMD = self._norm(w, "q_norm", q_SBND), self._norm(w, "k_norm", k_SBMD)
+        cos, sin = self._rope.tables(x_SBH.shape[0])
+        q_SBND, k_SBMD = rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
+        q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
+        o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS)
+        return self._tp.leave(F.linear(o_BNSD.permute(2, 0, 1, 3).flatten(2), w["o"]))
+
+    def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
+        x_SBH = self._tp.enter(x_SBH)
+        gated_SBF = F.silu(F.linear(x_SBH, w["gate"])) * F.linear(x_SBH, w["up"])
+        return self._tp.leave(F.linear(gated_SBF, w["down"]))
