@@ -491,9 +491,9 @@ WRONG = {
             "nearest legal: [] (as even as possible)"
         ],
     ),
-    "context parallelism": Wrong(
-        arguments=("--cp=2",),
-        says=["--cp: parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"],
+    "experts of a model without any": Wrong(
+        arguments=("--parallel.ep=2",),
+        says=["--parallel.ep: parallel.ep = 2: the model has no experts; nearest legal: 1"],
     ),
     "copies that do not divide dp": Wrong(
         arguments=("--dp=4", "--parallel.dp_replicate=3"),

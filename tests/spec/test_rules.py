@@ -10,7 +10,7 @@ import pytest
 from trigrid.blueprint import decoder
 from trigrid.spec.job import Batch, Job, Run
 from trigrid.spec.layout import Layout
-from trigrid.spec.model import ModelSpec, RopeScaling
+from trigrid.spec.model import Experts, LatentAttention, ModelSpec, RopeScaling
 from trigrid.spec.rules import RANGES, Range, check, check_trainable, warnings
 
 SOUND = Job(
@@ -160,8 +160,32 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     # data and context parallelism, order
     (
-        {"parallel.cp": 2},
-        ["parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"],
+        {"parallel.virtual_stages": 2},
+        ["parallel.virtual_stages = 2: schedule 1f1b has one stage per rank; nearest legal: 1"],
+    ),
+    (
+        {"parallel.schedule": "zbv"},
+        ["parallel.virtual_stages = 1: each rank of schedule zbv has two stages; nearest legal: 2"],
+    ),
+    (
+        {"parallel.schedule": "interleaved", "parallel.virtual_stages": 3},
+        [
+            "parallel.virtual_stages = 3: more stages than layers: 2 ranks of them are 6, model.layers = 4; "
+            "nearest legal: 2"
+        ],
+    ),
+    ({"parallel.ep": 2}, ["parallel.ep = 2: the model has no experts; nearest legal: 1"]),
+    (
+        {"parallel.ep": 3, "model.experts": Experts(count=8, top_k=2, ffn=64)},
+        ["parallel.ep = 3: must divide dp · cp = 4 and model.experts.count = 8; nearest legal: 2, 4"],
+    ),
+    (
+        {"model.experts": Experts(count=8, top_k=9, ffn=64)},
+        ["model.experts.top_k = 9: exceeds model.experts.count = 8; nearest legal: 8"],
+    ),
+    (
+        {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=4, v_dim=8)},
+        ["model.head_dim = 16: latent attention has nope_dim + rope_dim = 12; nearest legal: 12"],
     ),
     (
         {"parallel.order": ("dp", "pp", "pp", "tp")},
@@ -292,10 +316,43 @@ def test_range() -> None:
 
 def test_trainable() -> None:
     assert check_trainable(SOUND) == []
-    gpt = changed({"model.block": "gpt", "model.kv_heads": 12})
-    assert [str(p) for p in check_trainable(gpt)] == [
-        "model.block = gpt: known to the planner only so far: it cannot be trained; nearest legal: llama"
-    ]
+    assert check_trainable(changed({"model.block": "gpt", "model.kv_heads": 12})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel.cp": 2}, "parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"),
+        (
+            {"parallel.ep": 2, "model.experts": Experts(count=8, top_k=2, ffn=64)},
+            "parallel.ep = 2: expert parallelism is planned but not run yet; nearest legal: 1",
+        ),
+        (
+            {"model.experts": Experts(count=8, top_k=2, ffn=64)},
+            "model.experts = 8 experts: known to the planner only so far: it cannot be trained",
+        ),
+        (
+            {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=8, v_dim=8)},
+            "model.latent = kv_rank 64: known to the planner only so far: it cannot be trained",
+        ),
+        (
+            {"parallel.schedule": "zb-h1"},
+            "parallel.schedule = zb-h1: planned but not run yet; nearest legal: 1f1b, gpipe",
+        ),
+        (
+            {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
+            "parallel.virtual_stages = 2: more stages than one per rank are planned but not run yet; nearest legal: 1",
+        ),
+        (
+            {"parallel.recompute": "selective"},
+            "parallel.recompute = selective: planned but not run yet; nearest legal: none, full",
+        ),
+    ],
+)
+def test_what_is_only_planned_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    job = changed(changes)
+    assert check(job) == []
+    assert message in [str(problem) for problem in check_trainable(job)]
 
 
 WARNED: list[tuple[dict[str, Any], list[str]]] = [

@@ -23,3 +23,17 @@ class Cluster:
     """Ranks in one NVLink domain."""
     nodes_per_leaf: int = 32
     """Nodes under one leaf switch."""
+    gpu: str = "h100"
+    """The accelerator that is planned for, by its name in the catalogue."""
+    nic_gbit: float = 0.0
+    """Bandwidth of the NIC of one GPU, one way, in Gb/s; 0: what the catalogue says."""
+    nvlink_gb_s: float = 0.0
+    """Bandwidth of NVLink of one GPU, one way, in GB/s; 0: what the catalogue says."""
+    oversubscription: float = 1.0
+    """How many times less the spine carries than the leaves."""
+    power_w: float = 0.0
+    """Power that a GPU with its share of the server draws, in watts; 0: what the catalogue says."""
+    pue: float = 1.25
+    """Power of the building over that of the servers."""
+    price: float = 0.0
+    """Price of a GPU for one hour, in any currency; 0: no cost is told."""

@@ -34,6 +34,11 @@ class Optimizer:
     """The highest learning rate."""
     warmup_steps: int = 0
     """Steps of linear warm-up, the last of which reaches lr."""
+    decay: Literal["cosine", "linear", "wsd"] = "cosine"
+    """The rate's way from lr down to the last step's: all the way after the warm-up, or (wsd: warm-up, stable, decay)
+    level first and then linear."""
+    decay_share: float = 0.2
+    """Share of the run's steps, at its end, in which wsd goes down."""
     min_lr_ratio: float = 0.1
     """The last step's learning rate, as a share of lr."""
     beta1: float = 0.9

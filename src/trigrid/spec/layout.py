@@ -9,6 +9,8 @@ Axis = Literal["dp", "pp", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "cp", "tp")
 
 ZeroStage = Literal[0, 1, 2, 3]
+ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev"]
+V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,15 @@ class Layout:
     """When weights are gathered; auto: per_use in ZeRO stage 3, which alone allows it, per_step in the others."""
     reduce: Literal["auto", "per_step", "per_microbatch"] = "auto"
     """When gradients are reduced; auto: per_microbatch from ZeRO stage 2 on, per_step below."""
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """Order of forwards and backwards in the pipeline."""
-    recompute: Literal["none", "full"] = "none"
-    """full: keep only the input of each unit, such as a block, and run it again in backward."""
+    ep: int = 1
+    """Expert-parallel degree, a divisor of dp · cp and of the experts; only 1 runs so far."""
+    schedule: ScheduleName = "1f1b"
+    """Order of forwards and backwards in the pipeline; 1f1b and gpipe run so far, the others are planned."""
+    virtual_stages: int = 1
+    """Stages of each pipeline rank; more than 1 in interleaved, 2 in zbv and dualpipev; only 1 runs so far."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """full: keep only the input of each unit, such as a block, and run it again in backward; selective: run again what
+    is cheap for its size, planned only so far."""
     sequence_parallel: bool = True
     """Cut activations along the sequence between tensor-parallel regions."""
     stage_layers: tuple[int, ...] = ()
@@ -52,6 +59,11 @@ class Layout:
     @property
     def dp_shard(self) -> int:
         return self.dp // self.dp_replicate
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of all ranks together."""
+        return self.pp * self.virtual_stages
 
     def degree(self, axis: Axis) -> int:
         return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp}[axis]

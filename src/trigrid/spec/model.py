@@ -24,6 +24,43 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward layer: a router sends each token to the best few of them."""
+
+    count: int
+    """Routed experts of a block."""
+    top_k: int
+    """Routed experts that each token goes to."""
+    ffn: int
+    """Inner width of a routed expert, in elements."""
+    shared_ffn: int = 0
+    """Inner width of what every token passes as well, all shared experts together; 0: there is none."""
+    dense_layers: int = 0
+    """First blocks that have a plain feed-forward layer of width ffn instead."""
+    correction_bias: bool = False
+    """A number per expert that is added when experts are chosen, as in DeepSeek-V3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads come from a narrow vector.
+
+    In its place in a model, head_dim is nope_dim + rope_dim and kv_heads equals heads.
+    """
+
+    kv_rank: int
+    """Width of the vector that keys and values come from, in elements."""
+    nope_dim: int
+    """Elements of a query or key head without positions."""
+    rope_dim: int
+    """Elements of a query or key head with rotary positions, which all heads of the keys share."""
+    v_dim: int
+    """Elements of a value head."""
+    q_rank: int = 0
+    """Width of the vector that queries come from; 0: they come from the residual stream itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A decoder-only transformer."""
 
@@ -47,7 +84,7 @@ class ModelSpec:
     """Longest sequence, in tokens."""
     block: Literal["llama", "gpt"] = "llama"
     """"llama": RMSNorm, rotary positions, SwiGLU (Llama, Mistral, Qwen); "gpt": LayerNorm, learned positions, GELU and
-    biases everywhere (GPT-3), known to the planner only so far."""
+    biases everywhere (GPT-2, GPT-3)."""
     tied: bool = False
     """One weight for the embedding and the head."""
     norm_eps: float = 1e-5
@@ -60,3 +97,7 @@ class ModelSpec:
     """Biases on query, key and value, as in Qwen2."""
     qk_norm: bool = False
     """RMSNorm on the queries and keys of each head, as in Qwen3."""
+    experts: Experts | None = None
+    """A mixture of experts (Mixtral, DeepSeek, Qwen3-MoE), known to the planner only so far; left out: none."""
+    latent: LatentAttention | None = None
+    """Multi-head latent attention (DeepSeek), known to the planner only so far; left out: none."""

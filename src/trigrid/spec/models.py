@@ -11,7 +11,7 @@ from typing import Any
 
 from trigrid.errors import Problem, Refused
 from trigrid.spec.huggingface import model_from_config
-from trigrid.spec.model import ModelSpec, RopeScaling
+from trigrid.spec.model import Experts, LatentAttention, ModelSpec, RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,10 @@ def resolve_model(text: str) -> ModelSpec:
 
 def _entry(name: str, fields: dict[str, Any]) -> CatalogueEntry:
     parameters, source, aliases = fields.pop("parameters"), fields.pop("source"), fields.pop("aliases", ())
-    scaling = fields.pop("rope_scaling", None)
-    spec = ModelSpec(name=name, rope_scaling=RopeScaling(**scaling) if scaling else None, **fields)
+    for key, table in (("rope_scaling", RopeScaling), ("experts", Experts), ("latent", LatentAttention)):
+        if key in fields:
+            fields[key] = table(**fields[key])
+    spec = ModelSpec(name=name, **fields)
     return CatalogueEntry(spec=spec, parameters=parameters, source=source, aliases=tuple(aliases))
 
 

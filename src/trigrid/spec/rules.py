@@ -14,13 +14,17 @@ from typing import Any
 from trigrid.errors import Problem
 from trigrid.spec.batch import solve_batch
 from trigrid.spec.job import Job
-from trigrid.spec.layout import AXES, zero_policy
+from trigrid.spec.layout import AXES, V_SHAPED, Layout, zero_policy
 
 # Above every real count, and small enough that looking for the nearest divisors takes no time.
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 LARGEST_PORT = 2**16 - 1
+RUNNABLE_SCHEDULES = ("1f1b", "gpipe")
 FROM_ZERO = {
+    "model.experts.shared_ffn",
+    "model.experts.dense_layers",
+    "model.latent.q_rank",
     "parallel.zero",
     "parallel.stage_layers",
     "optimizer.warmup_steps",
@@ -62,7 +66,14 @@ RANGES = {
     "model.rope_scaling.factor": Range(1.0, float("inf"), "[)"),
     "model.rope_scaling.low_freq_factor": POSITIVE,
     "model.rope_scaling.high_freq_factor": POSITIVE,
+    "cluster.nic_gbit": NOT_NEGATIVE,
+    "cluster.nvlink_gb_s": NOT_NEGATIVE,
+    "cluster.oversubscription": Range(1.0, float("inf"), "[)"),
+    "cluster.power_w": NOT_NEGATIVE,
+    "cluster.pue": Range(1.0, 3.0, "[]"),
+    "cluster.price": NOT_NEGATIVE,
     "optimizer.lr": POSITIVE,
+    "optimizer.decay_share": Range(0.0, 1.0, "(]"),
     "optimizer.min_lr_ratio": Range(0.0, 1.0, "[]"),
     "optimizer.beta1": Range(0.0, 1.0, "[)"),
     "optimizer.beta2": Range(0.0, 1.0, "[)"),
@@ -77,7 +88,7 @@ RANGES = {
 def check(job: Job) -> list[Problem]:
     """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
     single = [p for key, value in _leaves(job) for p in check_value(key, value)]
-    rules = (_model, _tensor, _pipeline, _data_parallel, _batch, _optimizer, _data)
+    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch, _optimizer, _data)
     return single or [p for rule in rules for p in rule(job)]
 
 
@@ -93,10 +104,7 @@ def whole_range(key: str) -> tuple[int, int]:
 
 def check_trainable(job: Job) -> list[Problem]:
     """Every reason why `job`, though it can be planned, cannot be trained yet."""
-    block = job.model.block
-    if block == "llama":
-        return []
-    return [Problem("model.block", block, "known to the planner only so far: it cannot be trained", ("llama",))]
+    return list(_untrainable(job))
 
 
 def warnings(job: Job) -> list[Problem]:
@@ -204,6 +212,32 @@ def _model(job: Job) -> Iterator[Problem]:
         )
 
 
+def _experts(job: Job) -> Iterator[Problem]:
+    model, layout = job.model, job.parallel
+    experts, latent = model.experts, model.latent
+    if experts and model.block != "llama":
+        yield Problem("model.block", model.block, "a mixture of experts goes with the other block", ("llama",))
+    if experts and experts.top_k > experts.count:
+        reason = f"exceeds model.experts.count = {experts.count}"
+        yield Problem("model.experts.top_k", experts.top_k, reason, (experts.count,))
+    if experts and experts.dense_layers > model.layers:
+        reason = f"exceeds model.layers = {model.layers}"
+        yield Problem("model.experts.dense_layers", experts.dense_layers, reason, (model.layers,))
+    if latent and latent.nope_dim + latent.rope_dim != model.head_dim:
+        total = latent.nope_dim + latent.rope_dim
+        yield Problem("model.head_dim", model.head_dim, f"latent attention has nope_dim + rope_dim = {total}", (total,))
+    if layout.ep == 1:
+        return
+    if not experts:
+        yield Problem("parallel.ep", layout.ep, "the model has no experts", (1,))
+        return
+    ranks, rows = layout.dp * layout.cp, experts.count
+    if ranks % layout.ep or rows % layout.ep:
+        legal = _around(layout.ep, [n for n in _divisors(rows) if ranks % n == 0])
+        reason = f"must divide dp · cp = {ranks} and model.experts.count = {rows}"
+        yield Problem("parallel.ep", layout.ep, reason, legal)
+
+
 def _tensor(job: Job) -> Iterator[Problem]:
     model, layout, sequence = job.model, job.parallel, job.batch.sequence
     demands: list[tuple[str, Callable[[int], bool]]] = [
@@ -228,8 +262,12 @@ def _tensor(job: Job) -> Iterator[Problem]:
 
 
 def _pipeline(job: Job) -> Iterator[Problem]:
-    pp, layers, given = job.parallel.pp, job.model.layers, job.parallel.stage_layers
-    if pp > layers + 2:
+    layout, pp, layers = job.parallel, job.parallel.stages, job.model.layers
+    given = layout.stage_layers
+    if layout.virtual_stages > 1 and pp > layers:
+        reason = f"more stages than layers: {layout.pp} ranks of them are {pp}, model.layers = {layers}"
+        yield Problem("parallel.virtual_stages", layout.virtual_stages, reason, (max(1, layers // layout.pp),))
+    elif pp > layers + 2:
         yield Problem(
             "parallel.pp",
             pp,
@@ -238,7 +276,7 @@ def _pipeline(job: Job) -> Iterator[Problem]:
         )
     even = ("[] (as even as possible)",)
     if given and len(given) != pp:
-        yield Problem("parallel.stage_layers", list(given), f"names {len(given)} stages, parallel.pp = {pp}", even)
+        yield Problem("parallel.stage_layers", list(given), f"names {len(given)} stages, {_stages_of(layout)}", even)
     if given and sum(given) != layers:
         total = " + ".join(map(str, given))
         yield Problem(
@@ -256,10 +294,46 @@ def _pipeline(job: Job) -> Iterator[Problem]:
         )
 
 
-def _data_parallel(job: Job) -> Iterator[Problem]:
+def _stages_of(layout: Layout) -> str:
+    if layout.virtual_stages == 1:
+        return f"parallel.pp = {layout.pp}"
+    return f"parallel.pp · parallel.virtual_stages = {layout.stages}"
+
+
+def _schedule(job: Job) -> Iterator[Problem]:
     layout = job.parallel
+    chunks, name = layout.virtual_stages, layout.schedule
+    if name in V_SHAPED and chunks != 2:
+        yield Problem("parallel.virtual_stages", chunks, f"each rank of schedule {name} has two stages", (2,))
+    elif chunks > 1 and name not in (*V_SHAPED, "interleaved"):
+        reason = f"schedule {name} has one stage per rank"
+        yield Problem("parallel.virtual_stages", chunks, reason, (1,))
+    if chunks > 1 and layout.pp == 1:
+        yield Problem("parallel.virtual_stages", chunks, "without a pipeline there is nothing to interleave", (1,))
+
+
+def _untrainable(job: Job) -> Iterator[Problem]:
+    model, layout = job.model, job.parallel
+    planned = "known to the planner only so far: it cannot be trained"
+    if model.experts:
+        yield Problem("model.experts", f"{model.experts.count} experts", planned)
+    if model.latent:
+        yield Problem("model.latent", f"kv_rank {model.latent.kv_rank}", planned)
     if layout.cp != 1:
         yield Problem("parallel.cp", layout.cp, "context parallelism is planned but not run yet", (1,))
+    if layout.ep != 1:
+        yield Problem("parallel.ep", layout.ep, "expert parallelism is planned but not run yet", (1,))
+    if layout.schedule not in RUNNABLE_SCHEDULES:
+        yield Problem("parallel.schedule", layout.schedule, "planned but not run yet", RUNNABLE_SCHEDULES)
+    if layout.virtual_stages != 1:
+        reason = "more stages than one per rank are planned but not run yet"
+        yield Problem("parallel.virtual_stages", layout.virtual_stages, reason, (1,))
+    if layout.recompute == "selective":
+        yield Problem("parallel.recompute", layout.recompute, "planned but not run yet", ("none", "full"))
+
+
+def _data_parallel(job: Job) -> Iterator[Problem]:
+    layout = job.parallel
     if sorted(layout.order) != sorted(AXES):
         yield Problem(
             "parallel.order",

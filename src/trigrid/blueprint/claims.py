@@ -1,0 +1,419 @@
+"""Claims about the units of a decoder: their operations, the tensors they save for backward, their TP collectives.
+
+A claim is stated per token of a microbatch and for the whole model; `cut` says what divides it on one rank:
+    tp        tensor parallelism always (heads, inner widths, vocabulary)
+    sequence  tensor parallelism only where it also cuts the sequence (Korthikanti 2022)
+    none      nothing
+Context parallelism divides the tokens themselves. The planner prices claims, the dry run counts the real program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from trigrid.spec.model import ModelSpec
+
+Cut = Literal["tp", "sequence", "none"]
+Format = Literal["compute", "fp32", "byte"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Which implementation of a unit runs; it decides what is saved and what is read and written again.
+
+    fused_attention: no score ever reaches memory (Dao 2022). keeps_qkv: the attention's inputs are views that hold the
+    whole projected tensor beside the rotated queries and keys. gate: what the gated activation keeps beside gate, up
+    and their product ("eager" its activated gate too, "recomputed" not even the product). regather: inputs that
+    sequence parallelism gathered are kept in shards and gathered again in backward. dropout: masks after attention and
+    feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel. loss: "fused" keeps one fp32
+    softmax, "unfused" makes copies of the logits on the way, "chunked" never holds more than a chunk. selective: what
+    selective recomputation runs again: "attention" its core, "alternate" every second product and all between.
+    """
+
+    fused_attention: bool = True
+    keeps_qkv: bool = False
+    gate: Literal["eager", "fused", "recomputed"] = "eager"
+    regather: bool = False
+    dropout: bool = False
+    fused_passes: bool = False
+    loss: Literal["fused", "unfused", "chunked"] = "fused"
+    selective: Literal["attention", "alternate"] = "attention"
+
+
+class Gemm(NamedTuple):
+    """A matrix product of each token's `into` elements to `out`; cut: which of them TP divides.
+
+    pieces: parts of `out` that cannot be divided (KV heads). again: run again by selective recomputation.
+    routed: one product per routed expert, on top_k times the tokens in all.
+    """
+
+    role: str
+    into: int
+    out: int
+    cut: Literal["into", "out", "none"]
+    pieces: int = 0
+    again: bool = False
+    routed: bool = False
+
+
+class Attend(NamedTuple):
+    """Attention of `heads` queries over the tokens before; widths of queries and keys, and of values."""
+
+    heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+
+
+class Pass(NamedTuple):
+    """A memory-bound operation: elements that a token reads and writes, and kernels, forward and backward.
+
+    scores: elements per token *and* token of the sequence.
+    """
+
+    role: str
+    forward: float
+    backward: float
+    kernels: int
+    cut: Cut
+    scores: bool = False
+
+
+class Saved(NamedTuple):
+    """A tensor kept for backward. scores as in Pass; dropped: selective recomputation makes it again."""
+
+    name: str
+    elements: float
+    format: Format
+    cut: Cut
+    scores: bool = False
+    dropped: bool = False
+
+
+class Claims(NamedTuple):
+    """enters, leaves: TP regions of the unit; entering gathers and leaving sums in forward, backward does the other.
+
+    working: elements per token, in the compute format, that backward holds beside the saved tensors, at most.
+    """
+
+    kind: str
+    gemms: tuple[Gemm, ...]
+    attends: tuple[Attend, ...]
+    passes: tuple[Pass, ...]
+    saved: tuple[Saved, ...]
+    enters: int
+    leaves: int
+    working: tuple[Saved, ...] = ()
+
+
+@lru_cache(maxsize=256)
+def claims(spec: ModelSpec, kind: str, kernels: Kernels) -> Claims:
+    """The claims about a unit of `kind` ("embedding", a block's kind, "head") of `spec`."""
+    match kind:
+        case "embedding":
+            return _embedding(spec, kernels)
+        case "head":
+            return _head(spec, kernels)
+        case "llama":
+            return _llama(spec, kernels)
+        case "gpt":
+            return _gpt(spec, kernels)
+        case "moe":
+            return _moe(spec, kernels)
+    raise AssertionError(f"no unit is of kind {kind}")
+
+
+def saved_bytes(
+    tensors: tuple[Saved, ...],
+    *,
+    tokens: float,
+    sequence: int,
+    tp: int,
+    sequence_parallel: bool,
+    compute_bytes: int,
+    selective: bool = False,
+) -> float:
+    """Bytes of `tensors` on one rank for `tokens` tokens of it, out of sequences of `sequence` tokens."""
+    total = 0.0
+    for tensor in tensors:
+        if selective and tensor.dropped:
+            continue
+        size = {"compute": compute_bytes, "fp32": 4, "byte": 1}[tensor.format]
+        divided = tp if tensor.cut == "tp" or (tensor.cut == "sequence" and sequence_parallel) else 1
+        total += size * tensor.elements * (sequence if tensor.scores else 1) / divided
+    return total * tokens
+
+
+def _gathered(kernels: Kernels) -> Cut:
+    """How the input of a column-parallel product is kept."""
+    return "sequence" if kernels.regather else "none"
+
+
+def _norm(role: str, h: int, kernels: Kernels) -> Pass:
+    """Reads and writes once where fused; eager PyTorch's norm of bf16 is one kernel too, backward two."""
+    return Pass(role, 2 * h, (4 if kernels.fused_passes else 5) * h, 1, "sequence")
+
+
+def _residual(role: str, h: int, kernels: Kernels) -> Pass:
+    # Dropout reads and writes once more and keeps a mask; fused, it is part of the addition.
+    extra = 2 if kernels.dropout and not kernels.fused_passes else 0
+    return Pass(role, (3 + extra) * h, (1 + extra) * h, 1 + (extra > 0), "sequence")
+
+
+class _Part(NamedTuple):
+    """Half of a block."""
+
+    gemms: tuple[Gemm, ...]
+    passes: tuple[Pass, ...]
+    saved: tuple[Saved, ...]
+
+
+def _llama(spec: ModelSpec, kernels: Kernels) -> Claims:
+    """RMSNorm, rotary attention (grouped queries or latent), SwiGLU."""
+    return _block(spec, kernels, "llama", _gated(spec, kernels, spec.ffn), 3 * spec.ffn, 0.0)
+
+
+def _moe(spec: ModelSpec, kernels: Kernels) -> Claims:
+    """The same with a router, routed experts on top_k times the tokens, and shared experts.
+
+    What a rank holds and computes does not depend on EP: it is sent as many tokens as it sends, if experts are chosen
+    evenly (P2).
+    """
+    assert spec.experts is not None
+    h, experts = spec.hidden, spec.experts
+    k, f = experts.top_k, experts.ffn
+    gemms = [
+        Gemm("router", h, experts.count, "none"),
+        Gemm("expert_gate", h, f, "out", routed=True),
+        Gemm("expert_up", h, f, "out", routed=True),
+        Gemm("expert_down", f, h, "into", routed=True),
+    ]
+    passes = [
+        Pass("route", 6 * experts.count, 8 * experts.count, 8, "sequence"),
+        Pass("dispatch", 2 * k * h, 2 * k * h, 3, "sequence"),
+        Pass("expert_gated", 3 * k * f, 5 * k * f, 2, "tp"),
+        Pass("combine", (2 * k + 1) * h, (2 * k + 1) * h, 3, "sequence"),
+    ]
+    saved = [
+        Saved("router_probabilities", 2 * experts.count, "fp32", "sequence"),
+        Saved("dispatched", k * h, "compute", "sequence"),
+        Saved("expert_gate", k * f, "compute", "tp"),
+        Saved("expert_up", k * f, "compute", "tp"),
+    ]
+    if kernels.gate != "recomputed":
+        saved.append(Saved("expert_down_input", k * f, "compute", "tp"))
+    saved.append(Saved("expert_output", k * h, "compute", "sequence"))
+    if experts.shared_ffn:
+        shared = _gated(spec, kernels, experts.shared_ffn, "shared_")
+        gemms, passes, saved = [*gemms, *shared.gemms], [*passes, *shared.passes], [*saved, *shared.saved]
+    entry = Saved("ffn_input", h, "compute", _gathered(kernels))
+    part = _Part(tuple(gemms), tuple(passes), (entry, *(t for t in saved if t.name != "shared_ffn_input")))
+    return _block(spec, kernels, "moe", part, 3 * k * f + 3 * experts.shared_ffn, 2.0 * k * h)
+
+
+def _block(spec: ModelSpec, kernels: Kernels, kind: str, ffn: _Part, gradients: float, dispatched: float) -> Claims:
+    """Attention, then `ffn`, each with its norm and residual. gradients, dispatched: elements per token in flight in
+    the backward of `ffn`, cut by TP and along the sequence."""
+    h = spec.hidden
+    attention = _latent(spec, kernels) if spec.latent else _grouped_queries(spec, kernels)
+    alternate = kernels.selective == "alternate"
+    saved = (
+        Saved("attention_norm_input", h, "compute", "sequence"),
+        *attention.saved,
+        Saved("ffn_norm_input", h, "compute", "sequence", dropped=alternate),
+        *ffn.saved,
+    )
+    passes = (
+        _norm("attention_norm", h, kernels),
+        *attention.passes,
+        _residual("attention_residual", h, kernels),
+        _norm("ffn_norm", h, kernels),
+        *ffn.passes,
+        _residual("ffn_residual", h, kernels),
+    )
+    working = (
+        Saved("gradients_of_the_gate", gradients, "compute", "tp"),
+        Saved("gradients_of_the_residual", 2 * h + dispatched, "compute", "sequence"),
+        Saved("gathered_input", h, "compute", "none"),
+    )
+    return Claims(kind, (*attention.gemms, *ffn.gemms), (_attend(spec),), passes, saved, 2, 2, working)
+
+
+def _grouped_queries(spec: ModelSpec, kernels: Kernels) -> _Part:
+    h, q, k = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    alternate = kernels.selective == "alternate"
+    gemms = (
+        Gemm("q", h, q, "out"),
+        Gemm("k", h, k, "out", spec.kv_heads, again=alternate),
+        Gemm("v", h, k, "out", spec.kv_heads),
+        Gemm("o", q, h, "into", again=alternate),
+    )
+    saved = [
+        Saved("qkv_input", h, "compute", _gathered(kernels), dropped=alternate),
+        *([Saved("qk_norm_inputs", q + k, "compute", "tp", dropped=alternate)] if spec.qk_norm else []),
+        *([Saved("qkv", q + 2 * k, "compute", "tp")] if kernels.keeps_qkv else []),
+        Saved("rotated_q", q, "compute", "tp"),
+        Saved("rotated_k", k, "compute", "tp", dropped=alternate),
+        *([] if kernels.keeps_qkv else [Saved("v", k, "compute", "tp")]),
+        *_scores(spec, kernels),
+        Saved("attention_output", q, "compute", "tp"),
+    ]
+    rotary = 2 if kernels.fused_passes else 5
+    passes = [Pass("rotary", rotary * (q + k), rotary * (q + k), 2 if kernels.fused_passes else 8, "tp")]
+    if spec.qk_norm:
+        passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp"))
+    return _Part(gemms, (*passes, *_score_passes(spec, kernels)), tuple(saved))
+
+
+def _latent(spec: ModelSpec, kernels: Kernels) -> _Part:
+    """Queries, keys and values from narrow vectors that no TP rank cuts (DeepSeek-V2, section 2.1)."""
+    latent, h, heads = spec.latent, spec.hidden, spec.heads
+    assert latent is not None
+    q, v = heads * (latent.nope_dim + latent.rope_dim), heads * latent.v_dim
+    up = heads * (latent.nope_dim + latent.v_dim)
+    queries = (
+        (Gemm("q_down", h, latent.q_rank, "none"), Gemm("q_up", latent.q_rank, q, "out"))
+        if latent.q_rank
+        else (Gemm("q", h, q, "out"),)
+    )
+    gemms = (
+        *queries,
+        Gemm("kv_down", h, latent.kv_rank + latent.rope_dim, "none"),
+        Gemm("kv_up", latent.kv_rank, up, "out"),
+        Gemm("o", v, h, "into"),
+    )
+    saved = (
+        Saved("qkv_input", h, "compute", _gathered(kernels)),
+        Saved("latents", 2 * (latent.q_rank + latent.kv_rank), "compute", "sequence"),
+        Saved("q", q, "compute", "tp"),
+        Saved("k", q, "compute", "tp"),
+        Saved("keys_and_values", up, "compute", "tp"),
+        *_scores(spec, kernels),
+        Saved("attention_output", v, "compute", "tp"),
+    )
+    narrow = latent.q_rank + latent.kv_rank
+    passes = (
+        Pass("latent_norms", 2 * narrow, 5 * narrow, 2, "sequence"),
+        Pass("rotary", 2 * (2 * q + up), 2 * (2 * q + up), 6, "tp"),
+        *_score_passes(spec, kernels),
+    )
+    return _Part(gemms, passes, saved)
+
+
+def _gated(spec: ModelSpec, kernels: Kernels, f: int, prefix: str = "") -> _Part:
+    h, alternate = spec.hidden, kernels.selective == "alternate"
+    gemms = (
+        Gemm(f"{prefix}gate", h, f, "out"),
+        Gemm(f"{prefix}up", h, f, "out", again=alternate),
+        Gemm(f"{prefix}down", f, h, "into"),
+    )
+    saved = [
+        Saved(f"{prefix}ffn_input", h, "compute", _gathered(kernels), dropped=alternate),
+        Saved(f"{prefix}gate", f, "compute", "tp"),
+        Saved(f"{prefix}up", f, "compute", "tp", dropped=alternate),
+    ]
+    if kernels.gate == "eager":
+        saved.append(Saved(f"{prefix}activated_gate", f, "compute", "tp", dropped=alternate))
+    if kernels.gate != "recomputed":
+        saved.append(Saved(f"{prefix}down_input", f, "compute", "tp", dropped=alternate))
+    fused = kernels.fused_passes
+    passes = (Pass(f"{prefix}gated", (3 if fused else 5) * f, (5 if fused else 8) * f, 1 if fused else 2, "tp"),)
+    return _Part(gemms, passes, tuple(saved))
+
+
+def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
+    """LayerNorm with biases, learned positions, GELU. With dropout and without fused attention the saved tensors are
+    34·s·b·h + 5·a·s²·b bytes (Korthikanti 2022, section 4.1)."""
+    h, q, f = spec.hidden, spec.heads * spec.head_dim, spec.ffn
+    enter = _gathered(kernels)
+    gemms = (
+        Gemm("qkv", h, 3 * q, "out"),
+        Gemm("o", q, h, "into"),
+        Gemm("up", h, f, "out"),
+        Gemm("down", f, h, "into"),
+    )
+    mask = [Saved("dropout_mask", h, "byte", "sequence")] if kernels.dropout else []
+    saved = (
+        Saved("attention_norm_input", h, "compute", "sequence"),
+        Saved("qkv_input", h, "compute", enter),
+        Saved("q_and_k", 2 * q, "compute", "tp"),
+        Saved("v", q, "compute", "tp"),
+        *_scores(spec, kernels),
+        Saved("attention_output", q, "compute", "tp"),
+        *mask,
+        Saved("ffn_norm_input", h, "compute", "sequence"),
+        Saved("ffn_input", h, "compute", enter),
+        Saved("gelu_input", f, "compute", "tp"),
+        Saved("down_input", f, "compute", "tp"),
+        *mask,
+    )
+    fused = kernels.fused_passes
+    passes = (
+        _norm("attention_norm", h, kernels),
+        Pass("heads", 2 * 3 * q, 2 * 3 * q, 2, "tp"),
+        *_score_passes(spec, kernels),
+        _residual("attention_residual", h, kernels),
+        _norm("ffn_norm", h, kernels),
+        Pass("gelu", (2 if fused else 4) * f, (3 if fused else 5) * f, 1 if fused else 2, "tp"),
+        _residual("ffn_residual", h, kernels),
+    )
+    working = (
+        Saved("gradients_of_the_gelu", 2 * f, "compute", "tp"),
+        Saved("gradients_of_the_residual", 2 * h, "compute", "sequence"),
+        Saved("gathered_input", h, "compute", "none"),
+    )
+    return Claims("gpt", gemms, (_attend(spec),), passes, saved, 2, 2, working)
+
+
+def _attend(spec: ModelSpec) -> Attend:
+    return Attend(spec.heads, spec.kv_heads, spec.head_dim, spec.latent.v_dim if spec.latent else spec.head_dim)
+
+
+def _scores(spec: ModelSpec, kernels: Kernels) -> list[Saved]:
+    """What the attention itself keeps: the log-sum-exp, or the softmax and, with dropout, its mask and output."""
+    if kernels.fused_attention:
+        return [Saved("log_sum_exp", spec.heads, "fp32", "tp")]
+    found = [Saved("softmax", spec.heads, "compute", "tp", scores=True, dropped=True)]
+    if kernels.dropout:
+        found += [
+            Saved("softmax_mask", spec.heads, "byte", "tp", scores=True, dropped=True),
+            Saved("softmax_dropped", spec.heads, "compute", "tp", scores=True, dropped=True),
+        ]
+    return found
+
+
+def _score_passes(spec: ModelSpec, kernels: Kernels) -> list[Pass]:
+    """Unfused attention writes scores, reads and writes them in softmax and dropout, and reads them again."""
+    if kernels.fused_attention:
+        return []
+    a = spec.heads
+    dropout = 2.5 * a if kernels.dropout else 0.0
+    return [Pass("scores", 4 * a + dropout, 6 * a + dropout, 3 if kernels.dropout else 2, "tp", scores=True)]
+
+
+def _embedding(spec: ModelSpec, kernels: Kernels) -> Claims:
+    h = spec.hidden
+    dropout = [Saved("dropout_mask", h, "byte", "sequence")] if kernels.dropout and spec.block == "gpt" else []
+    positions = 2 * h if spec.block == "gpt" else 0
+    passes = (Pass("look_up", 2 * h + positions, 3 * h + positions, 2, "sequence"),)
+    return Claims("embedding", (), (), passes, tuple(dropout), 0, 1)
+
+
+def _head(spec: ModelSpec, kernels: Kernels) -> Claims:
+    """Final norm, logits and loss. The softmax in fp32 is what the loss keeps; logits themselves are transient."""
+    h, v = spec.hidden, spec.vocab
+    saved = [
+        Saved("final_norm_input", h, "compute", "sequence"),
+        Saved("head_input", h, "compute", _gathered(kernels)),
+    ]
+    if kernels.loss != "chunked":
+        saved.append(Saved("softmax", v, "fp32", "tp"))
+    copies = {"fused": 1.0, "unfused": 1.0, "chunked": 0.25}[kernels.loss]
+    working = [Saved("logits", copies * v, "compute", "tp")]
+    if kernels.loss != "fused":
+        working.append(Saved("logits_in_fp32", copies * v, "fp32", "tp"))
+    passes = (_norm("final_norm", h, kernels), Pass("loss", 8 * v, 4 * v, 6, "tp"))
+    gemms = (Gemm("head", h, v, "out"),)
+    return Claims("head", gemms, (), passes, tuple(saved), 1, 0, tuple(working))
