@@ -26,6 +26,8 @@ def jobs() -> list[Job]:
         small_job(named("tp2pp2dp2", zero=3, gather="per_step"), precision="bf16"),
         small_job(named("tp4dp2", zero=2, sequence_parallel=True), tied=True, qk_norm=True, precision="bf16"),
         small_job(named("pp4dp2", schedule="gpipe"), tied=True),
+        small_job(named("tp2pp2", regather=True, loss_chunks=4, sequence_parallel=True)),
+        small_job(named("tp2dp2", zero=2), block="gpt", kv_heads=8),
         small_job(named("dp4", zero=1, dp_replicate=2), tied=True),
     ]
     return made

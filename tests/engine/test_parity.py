@@ -92,11 +92,15 @@ def test_fp64_tp8(pool: Pool, references: References) -> None:
         {"zero": 1, "reduce": "per_microbatch"},
         {"stage_layers": (1, 5)},
         {"order": ("pp", "dp", "cp", "tp")},
+        {"sequence_parallel": True, "regather": True, "zero": 3},
+        {"sequence_parallel": True, "regather": True, "recompute": "full", "loss_chunks": 4},
+        {"loss_chunks": 8, "zero": 3},
     ],
     ids=str,
 )
 def test_policies(pool: Pool, references: References, fields: dict[str, object]) -> None:
-    """Schedules, gather and reduce policies, recomputation, uneven stages, rank order (R56)."""
+    """Schedules, gather and reduce policies, recomputation, uneven stages, rank order (R56), regathered inputs, logits
+    in pieces (R89)."""
     found = verdict(pool, references, small_job(named("tp2pp2dp2", **fields), **MODELS["tied"]))
     assert found.passed, found
 

@@ -93,6 +93,16 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     # model
     ({"model.kv_heads": 8}, ["model.kv_heads = 8: must divide model.heads = 12; nearest legal: 6, 12"]),
     (
+        {"parallel.regather": True, "parallel.sequence_parallel": False},
+        [
+            "parallel.regather = true: needs parallel.sequence_parallel: without it nothing is gathered; nearest legal: false"
+        ],
+    ),
+    (
+        {"parallel.loss_chunks": 7},
+        ["parallel.loss_chunks = 7: must divide batch.sequence = 128; nearest legal: 4, 8"],
+    ),
+    (
         {"model.block": "gpt"},
         ['model.kv_heads = 4: block "gpt" has as many KV heads as heads; nearest legal: 12'],
     ),

@@ -6,6 +6,7 @@ sequence there, and all of it between `enter` and `leave`; sequence first, so th
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from trigrid.engine.comm import Comm
 class TensorParallel:
     """The tensor-parallel regions of one rank."""
 
-    def __init__(self, comm: Comm, sequence_parallel: bool):
+    def __init__(self, comm: Comm, sequence_parallel: bool, regather: bool = False):
         self.comm = comm
         self.size = comm.group("tp").size
         self.sequence_parallel = sequence_parallel and self.size > 1
+        self.regather = regather
 
     def enter(self, x_SBH: Tensor) -> Tensor:
         """Into a region where ranks hold different columns: the whole sequence on every rank; backward sums over TP."""
@@ -55,14 +57,15 @@ class TensorParallel:
         rows_SB = (tokens_SB - start).clamp(0, local.shape[0] - 1)
         return self.leave(F.embedding(rows_SB, weight_VH) * here_SB1)
 
-    def cross_entropy(self, logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, local: LocalParameter) -> Tensor:
-        """Sum over tokens of the cross-entropy, times `scale` (a scalar); logits are cut over the vocabulary.
+    def column(self, x_SBH: Tensor, *layers: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+        """Into a region and through layers, weight and bias of each cut over its outputs.
 
-        Labels of −100 are ignored. `local` is the head's weight, whose box says which columns are vocabulary and
-        which are padding. Computed in fp32, or fp64 for fp64 logits; logits are never gathered.
+        With `regather`, the whole sequence is gathered once more in backward instead of being kept.
         """
-        loss: Tensor = _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], self.comm)  # type: ignore[no-untyped-call]
-        return loss
+        if self.sequence_parallel and self.regather:
+            return _GatherAndMultiply.apply(x_SBH, self.comm, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]
+        x_SBH = self.enter(x_SBH)
+        return tuple(F.linear(x_SBH, weight, bias) for weight, bias in layers)
 
 
 class _Copy(torch.autograd.Function):
@@ -113,38 +116,29 @@ class _ScatterSequence(torch.autograd.Function):
         return ctx.comm.all_gather(grad, "tp"), None
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """Keeps only the local part of the softmax for backward."""
-
+class _GatherAndMultiply(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, columns: tuple[int, int], comm: Comm
-    ) -> Tensor:
-        wide = torch.promote_types(logits_SBV.dtype, torch.float32)
-        probs_SBV = logits_SBV.to(wide, copy=True)
-        start, stop = columns
-        probs_SBV[..., stop - start :] = -torch.inf
-        peak_SB = comm.all_reduce(probs_SBV.amax(-1), "tp", "max")
-        probs_SBV -= peak_SB.unsqueeze(-1)
-
-        valid_SB = labels_SB >= 0
-        here_SB = (labels_SB >= start) & (labels_SB < stop)
-        column_SB1 = (labels_SB - start).clamp(0, logits_SBV.shape[-1] - 1).unsqueeze(-1)
-        target_SB = torch.where(here_SB, probs_SBV.gather(-1, column_SB1).squeeze(-1), 0.0)
-
-        probs_SBV.exp_()
-        sums_2SB = comm.all_reduce(torch.stack([probs_SBV.sum(-1), target_SB]), "tp")
-        probs_SBV /= sums_2SB[0].unsqueeze(-1)
-        weight_SB = valid_SB * scale.to(wide)
-        ctx.save_for_backward(probs_SBV, column_SB1, here_SB, weight_SB)
-        ctx.dtype = logits_SBV.dtype
-        return ((sums_2SB[0].log() - sums_2SB[1]) * weight_SB).sum()
+    def forward(ctx: Any, x: Tensor, comm: Comm, *layers: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.comm = comm
+        weights, biases = layers[::2], layers[1::2]
+        ctx.biased = [bias is not None for bias in biases]
+        ctx.save_for_backward(x, *weights)
+        whole = comm.all_gather(x, "tp")
+        pairs = zip(weights, biases, strict=True)
+        return tuple(F.linear(whole, weight, bias) for weight, bias in pairs if weight is not None)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        probs_SBV, column_SB1, here_SB, weight_SB = ctx.saved_tensors
-        # Once is all: a unit's graph is walked a single time, so the saved softmax becomes the gradient.
-        probs_SBV.scatter_add_(-1, column_SB1, -here_SB.unsqueeze(-1).to(probs_SBV.dtype))
-        probs_SBV *= (weight_SB * grad).unsqueeze(-1)
-        return probs_SBV.to(ctx.dtype), None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        into = grads[0] @ weights[0]
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            into += grad @ weight
+        into = ctx.comm.reduce_scatter(into, "tp")
+        whole = ctx.comm.all_gather(x, "tp").flatten(0, 1)
+        layers = [
+            part
+            for grad, biased in zip((grad.flatten(0, 1) for grad in grads), ctx.biased, strict=True)
+            for part in (grad.t() @ whole, grad.sum(0) if biased else None)
+        ]
+        return into, None, *layers

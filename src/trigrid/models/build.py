@@ -18,6 +18,7 @@ from trigrid.spec.precision import PRECISIONS
 
 def build_engine(job: Job, comm: Comm, device: torch.device, initialise: Initialise | None = None) -> Engine:
     """The engine of `comm`'s rank; initial values come from the job's seed unless `initialise` gives others."""
-    tp = TensorParallel(comm, job.parallel.sequence_parallel)
-    model = Decoder(job.model, tp, TORCH_DTYPE[PRECISIONS[job.run.precision].compute], device)
+    tp = TensorParallel(comm, job.parallel.sequence_parallel, job.parallel.regather)
+    dtype = TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
+    model = Decoder(job.model, tp, dtype, device, job.parallel.loss_chunks)
     return Engine(job, comm, device, model.function, initialise or partial(draw, seed=job.run.seed))

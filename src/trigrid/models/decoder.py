@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trigrid.blueprint import Unit
 from trigrid.blueprint.parameters import LocalParameter
+from trigrid.engine.loss import head_loss
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
 from trigrid.models.attention import Attention, causal_attention
@@ -32,9 +32,11 @@ class Decoder:
         tp: TensorParallel,
         dtype: torch.dtype,
         device: torch.device,
+        loss_chunks: int = 1,
         attention: Attention = causal_attention,
     ):
         self._tp = tp
+        self._loss_chunks = loss_chunks
         self._norm = norm_of(spec)
         self._kind = spec.block
         self._block: UnitFunction = (
@@ -58,5 +60,5 @@ class Decoder:
 
     def _head(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, local: LocalParameter) -> Tensor:
         x_SBH = self._tp.enter(self._norm(w, "final_norm", x_SBH))
-        logits_SBV = F.linear(x_SBH, w["head"])
-        return self._tp.cross_entropy(logits_SBV, microbatch.labels_SB, microbatch.scale, local)
+        labels_SB, scale = microbatch.labels_SB, microbatch.scale
+        return head_loss(x_SBH, w["head"], labels_SB, scale, local, self._tp.comm, self._loss_chunks)

@@ -32,14 +32,11 @@ class GptBlock:
         return x_SBH + self._feed_forward(w, self._norm(w, "ffn_norm", x_SBH))
 
     def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-        x_SBH = self._tp.enter(x_SBH)
-        heads = (*x_SBH.shape[:2], -1, self._spec.head_dim)
-        q_BNSD, k_BNSD, v_BNSD = (
-            F.linear(x_SBH, w[role], w[f"{role}_bias"]).view(heads).permute(1, 2, 0, 3) for role in "qkv"
-        )
+        qkv = self._tp.column(x_SBH, *((w[role], w[f"{role}_bias"]) for role in "qkv"))
+        q_BNSD, k_BNSD, v_BNSD = (y.view(*y.shape[:2], -1, self._spec.head_dim).permute(1, 2, 0, 3) for y in qkv)
         o_BNSD = self._attention(q_BNSD, k_BNSD, v_BNSD, mask_B1SS)
         return self._tp.leave(F.linear(o_BNSD.permute(2, 0, 1, 3).flatten(2), w["o"])) + w["o_bias"]
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
-        hidden_SBF = F.gelu(F.linear(self._tp.enter(x_SBH), w["up"], w["up_bias"]), approximate="tanh")
-        return self._tp.leave(F.linear(hidden_SBF, w["down"])) + w["down_bias"]
+        (up_SBF,) = self._tp.column(x_SBH, (w["up"], w["up_bias"]))
+        return self._tp.leave(F.linear(F.gelu(up_SBF, approximate="tanh"), w["down"])) + w["down_bias"]

@@ -34,20 +34,16 @@ class LlamaBlock:
         return x_SBH + self._feed_forward(w, self._norm(w, "ffn_norm", x_SBH))
 
     def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-        x_SBH = self._tp.enter(x_SBH)
-        heads = (*x_SBH.shape[:2], -1, self._spec.head_dim)
-        q_SBND = F.linear(x_SBH, w["q"], w.get("q_bias")).view(heads)
-        k_SBMD = F.linear(x_SBH, w["k"], w.get("k_bias")).view(heads)
-        v_SBMD = F.linear(x_SBH, w["v"], w.get("v_bias")).view(heads)
+        qkv = self._tp.column(x_SBH, *((w[role], w.get(f"{role}_bias")) for role in "qkv"))
+        q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._spec.head_dim) for y in qkv)
         if self._spec.qk_norm:
             q_SBND, k_SBMD = self._norm(w, "q_norm", q_SBND), self._norm(w, "k_norm", k_SBMD)
-        cos, sin = self._rope.tables(x_SBH.shape[0])
+        cos, sin = self._rope.tables(q_SBND.shape[0])
         q_SBND, k_SBMD = rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
         q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
         o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS)
         return self._tp.leave(F.linear(o_BNSD.permute(2, 0, 1, 3).flatten(2), w["o"]))
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
-        x_SBH = self._tp.enter(x_SBH)
-        gated_SBF = F.silu(F.linear(x_SBH, w["gate"])) * F.linear(x_SBH, w["up"])
-        return self._tp.leave(F.linear(gated_SBF, w["down"]))
+        gate_SBF, up_SBF = self._tp.column(x_SBH, (w["gate"], None), (w["up"], None))
+        return self._tp.leave(F.linear(F.silu(gate_SBF) * up_SBF, w["down"]))

@@ -64,16 +64,18 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add)
     tokens = job.batch.micro_batch * job.batch.sequence
     activation = tokens * job.model.hidden * compute
     forwards = microbatches * (2 if job.parallel.recompute == "full" else 1)
-    enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "head": (1, 0)}[placed.unit.kind]
+    enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "gpt": (2, 2), "head": (1, 0)}[placed.unit.kind]
     if job.parallel.sequence_parallel:
-        add("tp", "all_gather", activation, enters * forwards + leaves * microbatches)
+        again = enters if job.parallel.regather and placed.unit.kind != "head" else 0
+        add("tp", "all_gather", activation, enters * forwards + (leaves + again) * microbatches)
         add("tp", "reduce_scatter", activation, leaves * forwards + enters * microbatches)
     else:
         add("tp", "all_reduce", activation, leaves * forwards + enters * microbatches)
     if placed.unit.kind == "head":
-        wide = max(compute, FORMAT_BYTES["fp32"])
-        add("tp", "all_reduce", tokens * wide, forwards)  # largest logit
-        add("tp", "all_reduce", 2 * tokens * wide, forwards)  # sum of exponentials, the label's logit
+        chunks = job.parallel.loss_chunks
+        wide = max(compute, FORMAT_BYTES["fp32"]) * tokens // chunks
+        add("tp", "all_reduce", wide, chunks * forwards)  # largest logit
+        add("tp", "all_reduce", 2 * wide, chunks * forwards)  # sum of exponentials, the label's logit
 
 
 def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, users: int, microbatches: int, add: Add) -> None:

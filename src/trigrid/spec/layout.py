@@ -47,6 +47,12 @@ class Layout:
     is cheap for its size, planned only so far."""
     sequence_parallel: bool = True
     """Cut activations along the sequence between tensor-parallel regions."""
+    regather: bool = False
+    """Under sequence_parallel, gather the input of a block's tensor-parallel regions again in backward, instead of
+    keeping all of it: tp times less of it in memory for half as many all-gathers again."""
+    loss_chunks: int = 1
+    """Pieces of the sequence, a divisor of it, whose logits exist one at a time; with more than 1 they are computed
+    again in backward."""
     stage_layers: tuple[int, ...] = ()
     """Layers of each pipeline stage, such as [7, 8, 8, 7]; empty: as even as they go."""
     order: tuple[Axis, ...] = AXES

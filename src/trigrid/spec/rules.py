@@ -259,6 +259,13 @@ def _tensor(job: Job) -> Iterator[Problem]:
     if broken:
         legal = [tp for tp in _divisors(model.heads) if all(holds(tp) for _, holds in demands)]
         yield Problem("parallel.tp", layout.tp, "; ".join(broken), _around(layout.tp, legal))
+    if layout.regather and not layout.sequence_parallel:
+        reason = "needs parallel.sequence_parallel: without it nothing is gathered"
+        yield Problem("parallel.regather", "true", reason, ("false",))
+    if sequence % layout.loss_chunks:
+        reason = f"must divide batch.sequence = {sequence}"
+        legal = _divisors(sequence)
+        yield Problem("parallel.loss_chunks", layout.loss_chunks, reason, _around(layout.loss_chunks, legal))
 
 
 def _pipeline(job: Job) -> Iterator[Problem]:
