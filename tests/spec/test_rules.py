@@ -95,7 +95,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parallel.regather": True, "parallel.sequence_parallel": False},
         [
-            "parallel.regather = true: needs parallel.sequence_parallel: without it nothing is gathered; nearest legal: false"
+            "parallel.regather = true: needs parallel.sequence_parallel: without it nothing is gathered; "
+            "nearest legal: false"
         ],
     ),
     (

@@ -27,7 +27,8 @@ class Kernels:
     whole projected tensor beside the rotated queries and keys. gate: what the gated activation keeps beside gate, up
     and their product ("eager" its activated gate too, "recomputed" not even the product). regather: inputs that
     sequence parallelism gathered are kept in shards and gathered again in backward. dropout: masks after attention and
-    feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel. loss: "fused" keeps one fp32
+    feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel; fused_norm: a norm is one, else
+    it is written out in fp32, operation by operation. loss: "fused" keeps one fp32
     softmax, "unfused" makes copies of the logits on the way, "chunked" never holds more than a chunk. selective: what
     selective recomputation runs again: "attention" its core, "alternate" every second product and all between.
     """
@@ -38,6 +39,7 @@ class Kernels:
     regather: bool = False
     dropout: bool = False
     fused_passes: bool = False
+    fused_norm: bool = True
     loss: Literal["fused", "unfused", "chunked"] = "fused"
     selective: Literal["attention", "alternate"] = "attention"
 
@@ -152,7 +154,9 @@ def _gathered(kernels: Kernels) -> Cut:
 
 
 def _norm(role: str, h: int, kernels: Kernels) -> Pass:
-    """Reads and writes once where fused; eager PyTorch's norm of bf16 is one kernel too, backward two."""
+    """Reads and writes once where fused; written out it casts, squares, averages, multiplies, casts, multiplies."""
+    if not kernels.fused_norm:
+        return Pass(role, 18 * h, 30 * h, 7, "sequence")
     return Pass(role, 2 * h, (4 if kernels.fused_passes else 5) * h, 1, "sequence")
 
 
