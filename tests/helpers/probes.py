@@ -169,3 +169,17 @@ def count_unfinished_sends(rank: int, job: Job) -> int:
         engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
     assert not any(unfinished.values()), unfinished
     return most
+
+
+def disagree(rank: int, job: Job, culprit: int, parameter: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the check of copies finds after a step, before and after rank `culprit` changes the last bit of an element
+    of `parameter`."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
+    before = engine.disagreements()
+    for bucket in engine.buckets.values() if rank == culprit else []:
+        for entry in bucket.layout.entries:
+            if entry.local.parameter.name == parameter and bucket.held[0] <= entry.offset < bucket.held[1]:
+                bucket.master[entry.offset - bucket.held[0]].view(torch.int64).bitwise_xor_(1)
+    return before, engine.disagreements()

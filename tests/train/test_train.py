@@ -25,12 +25,12 @@ def job(tmp_path: Path) -> Path:
 
 def test_a_run_gives_the_numbers_of_one_process(job: Path) -> None:
     """TP2 × PP2 under torchrun against one process, from the same job file; what a run leaves behind."""
-    code, out, err = run("train", job, *LAYOUT, "--json", "--steps", "6")
+    code, out, err = run("train", job, *LAYOUT, "--json", "--steps", "6", "--run.check-copies", "true")
     assert code == 0, err
     summary = json.loads(out)
     folder = run_dir(job)
     assert summary["run_dir"] == str(folder)
-    assert load_job(folder / "job.toml") == load_job(job, [*LAYOUT, "--steps", "6"])
+    assert load_job(folder / "job.toml") == load_job(job, [*LAYOUT, "--steps", "6", "--run.check_copies", "true"])
     (start,) = metrics(folder, "start")
     assert (start["world"], start["tokens_per_step"], start["device"]) == (4, 256, "cpu")
     steps = metrics(folder, "step")

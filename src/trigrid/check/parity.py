@@ -45,12 +45,14 @@ Pieces = dict[str, tuple[int, Array]]
 
 @dataclass(frozen=True)
 class RankRun:
-    """What one rank saw: losses and norms of each step, gradients of each step, weights after the last."""
+    """What one rank saw: losses and norms of each step, gradients of each step, weights after the last, and weights
+    whose copies then differed."""
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     gradients: tuple[Pieces, ...]
     weights: Pieces
+    disagreements: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Reference:
 @dataclass(frozen=True)
 class Verdict:
     """Worst errors of one layout, in the measures of law 1. `parameter` has the worst gradient (of the first step in
-    which one is beyond its limit), or, where only the weights are, the worst weight."""
+    which one is beyond its limit), or, where only the weights are, the worst weight, or one whose copies differ."""
 
     layout: Layout
     precision: str
@@ -143,7 +145,7 @@ def _run_rank(rank: int, job: Job) -> RankRun:
         losses.append(result.loss)
         norms.append(result.gradient_norm)
     weights = {name: (bucket.held[0], _array(bucket.master)) for name, bucket in engine.buckets.items()}
-    return RankRun(tuple(losses), tuple(norms), tuple(gradients), weights)
+    return RankRun(tuple(losses), tuple(norms), tuple(gradients), weights, engine.disagreements())
 
 
 def single(job: Job) -> Job:
@@ -187,6 +189,8 @@ def judge(job: Job, runs: Sequence[RankRun], ref: Reference) -> Verdict:
     # AdamW amplifies rounding, so weights are bounded in fp64 only.
     if precision == "fp64" and not weight <= WEIGHT_LIMIT:
         passed, parameter = False, parameter if worst > limit else heaviest
+    if passed and runs[0].disagreements:
+        passed, parameter = False, runs[0].disagreements[0]
     return Verdict(job.parallel, precision, worst, parameter, weight, loss, norm, passed)
 
 
@@ -199,7 +203,9 @@ def judge_bf16(job: Job, runs: Sequence[RankRun], ref: Reference, alone: Referen
     name = max(squares, key=lambda n: squares[n])
     loss = max(_relative(run.losses[0], ref.losses[0]) for run in runs)
     norm = max(_relative(run.norms[0], ref.norms[0]) for run in runs)
-    return Verdict(job.parallel, "bf16", ratio, name, math.nan, loss, norm, ratio <= BF16_RATIO)
+    differ = runs[0].disagreements
+    passed = ratio <= BF16_RATIO and not differ
+    return Verdict(job.parallel, "bf16", ratio, differ[0] if differ else name, math.nan, loss, norm, passed)
 
 
 def relative_errors(job: Job, pieces: Sequence[Pieces], ref: Mapping[str, Array]) -> dict[str, float]:

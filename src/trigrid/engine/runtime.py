@@ -11,6 +11,7 @@ from torch import Tensor
 from trigrid.blueprint import Unit, decoder
 from trigrid.blueprint.buckets import stage_buckets
 from trigrid.blueprint.parameters import LocalParameter
+from trigrid.engine.agreement import disagreements
 from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
 from trigrid.engine.pipeline import Pipeline
@@ -94,6 +95,10 @@ class Engine:
             bucket.release()
         mine = loss if self.comm.coord.tp == 0 else torch.zeros_like(loss)
         return self.comm.read(self.comm.all_reduce(mine.reshape(1), "world"))[0]
+
+    def disagreements(self) -> tuple[str, ...]:
+        """Parameters whose copies differ between ranks, see `agreement`."""
+        return disagreements(self.buckets, self.comm)
 
     def live_bytes(self) -> Ledger:
         """State alive now on this rank, by category, from live storages."""

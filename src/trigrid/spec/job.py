@@ -97,6 +97,8 @@ class Run:
     """Steps between two validations; 0: never."""
     validation_batches: int = 4
     """Global batches of a validation."""
+    check_copies: bool = False
+    """After every step, compare all copies of a weight bit for bit, and the step, rate and samples of all ranks."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ("tensorboard",)
     """Who is told of each logged step, beside metrics.jsonl."""
     prometheus_port: int = 9464

@@ -126,6 +126,8 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log | None) -> Summary
         if not result.updated:
             culprits = "; ".join(result.not_finite[:8])
             raise RunFailed(f"step {step + 1}: the gradient is not finite, no weight was changed ({culprits})")
+        if run.check_copies:
+            _check_copies(engine, step + 1, rate)
         if log:
             log.advance(result.loss, step_s)
         if last or (step + 1) % run.log_every == 0:
@@ -137,6 +139,16 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log | None) -> Summary
             if log:
                 log.validation(validation_loss)
     return log.end() if log else None
+
+
+def _check_copies(engine: Engine, step: int, rate: float) -> None:
+    """Raise RunFailed where ranks are not at the same step and rate, or hold unequal copies of a weight."""
+    places = engine.comm.gather_objects(f"step {step}, learning rate {rate!r}")
+    if len(set(places)) > 1:
+        told = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+        raise RunFailed(f"ranks are out of step: {told}")
+    if differ := engine.disagreements():
+        raise RunFailed(f"step {step}: copies of a weight differ: {'; '.join(differ[:8])}")
 
 
 def _loaders(job: Job, data: Prepared) -> tuple[Loader, Loader | None]:
