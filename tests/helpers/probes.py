@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -183,3 +184,28 @@ def disagree(rank: int, job: Job, culprit: int, parameter: str) -> tuple[tuple[s
             if entry.local.parameter.name == parameter and bucket.held[0] <= entry.offset < bucket.held[1]:
                 bucket.master[entry.offset - bucket.held[0]].view(torch.int64).bitwise_xor_(1)
     return before, engine.disagreements()
+
+
+def changing_sequences(rank: int, job: Job, lengths: Sequence[int]) -> list[tuple[float, float]]:
+    """Loss and gradient norm of steps whose sequences have one length after the other, a validation of yet another
+    length between them."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    found = []
+    for step, length in enumerate(lengths):
+        rows = [share(rows, job, comm.coord.dp)[..., :length].contiguous() for rows in batch(job, step)]
+        result = engine.step(rows[0], rows[1], 1e-2)
+        engine.evaluate(*(part[:1, :, : length // 2].contiguous() for part in rows))
+        found.append((result.loss, result.gradient_norm))
+    return found
+
+
+def bits_after_steps(rank: int, job: Job) -> list[bytes]:
+    """The bytes of every loss and weight after three steps."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    losses = []
+    for step in range(3):
+        losses.append(engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, step)), 1e-2).loss)
+    weights = [bucket.master.view(torch.uint8).numpy().tobytes() for bucket in engine.buckets.values()]
+    return [struct.pack(f"{len(losses)}d", *losses), *weights]
