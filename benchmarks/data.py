@@ -126,7 +126,7 @@ def readers(prefix: Path, folder: Path, peers: bool) -> dict[str, Callable[[], i
     """Each reads BATCHES batches of random samples, tokens and labels, and returns the number of tokens."""
     done = BATCHES * ROWS * SEQUENCE
     place = count(step=BATCHES * ROWS)
-    data = TokenDataset(prefix, SEQUENCE)
+    data = TokenDataset(prefix, SEQUENCE, VOCAB)
 
     def reading(loader: Loader) -> Callable[[], int]:
         def read() -> int:

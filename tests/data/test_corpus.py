@@ -51,11 +51,13 @@ def test_entries_keep_their_order_are_sorted_within_and_count_once(tmp_path: Pat
     assert [source.path for source in unique] == [source.path for source in entries[0].sources]
 
 
-def test_a_source_is_its_name_below_the_entry_its_size_and_its_time(tmp_path: Path, quiet: Progress) -> None:
+def test_a_source_is_its_name_below_the_entry_its_size_and_its_times(tmp_path: Path, quiet: Progress) -> None:
     touch(tmp_path / "c" / "sub" / "m.txt")
     os.utime(tmp_path / "c" / "sub" / "m.txt", ns=(1, 1234567890123456789))
     path = str(tmp_path / "c" / "sub" / "m.txt")
-    expected = Source(kind="text", path=path, name="sub/m.txt", size_bytes=5, mtime_ns=1234567890123456789)
+    changed = os.stat(path).st_ctime_ns
+    mtime_ns = 1234567890123456789
+    expected = Source(kind="text", path=path, name="sub/m.txt", size_bytes=5, mtime_ns=mtime_ns, ctime_ns=changed)
     assert sources(tmp_path / "c", quiet) == (expected,)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_killed_process_is_gone_on_with_and_finished_parts_are_kept(
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_another_plan_starts_again(inputs: list[str], tmp_path: Path, quiet: Progress) -> None:
+def test_another_plan_does_not_throw_unfinished_work_away(inputs: list[str], tmp_path: Path, quiet: Progress) -> None:
     def stop(stage: str, done: int, total: int) -> None:
         if stage.startswith("merging"):
             raise KeyboardInterrupt
@@ -147,8 +148,27 @@ def test_another_plan_starts_again(inputs: list[str], tmp_path: Path, quiet: Pro
     with pytest.raises(KeyboardInterrupt):
         make(inputs, tmp_path / "out", stop)
     assert len(list((tmp_path / ".out.partial" / "parts").iterdir())) > 10
-    prepared = make(inputs[1:2], tmp_path / "out", quiet)
-    assert prepared.train[0].documents + prepared.validation[0].documents == 40
+    with pytest.raises(
+        Refused, match=r"/\.out\.partial: holds what a call with other inputs left unfinished"
+    ):
+        make(inputs[1:2], tmp_path / "out", quiet)
+    assert len(list((tmp_path / ".out.partial" / "parts").iterdir())) > 10
+    assert make(inputs, tmp_path / "out", quiet).train[0].documents > 40
+
+
+def test_who_waited_for_another_plan_is_told(inputs: list[str], tmp_path: Path, quiet: Progress) -> None:
+    """Two calls with one `--out`: the second must not take the first one's tokens for its own."""
+
+    def meanwhile(stage: str, done: int, total: int) -> None:
+        if stage.startswith("tokenising") and not second:
+            second.append(pool.submit(make, inputs[1:2], tmp_path / "out", quiet))
+            time.sleep(0.5)
+
+    second: list[Future[Prepared]] = []
+    with ThreadPoolExecutor(1) as pool:
+        make(inputs, tmp_path / "out", meanwhile)
+        with pytest.raises(Refused, match="holds token files of other inputs"):
+            second[0].result(timeout=60)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -257,5 +277,7 @@ def test_too_little_disk_is_told_before_the_work(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     monkeypatch.setattr("trigrid.data.build.write_parts", lambda *args: pytest.fail("began"))
-    with pytest.raises(Refused, match=r"--out = .*about 0\.0 GiB are needed here, and 0\.0 GiB are free \(.*partial\)"):
+    with pytest.raises(
+        Refused, match=r"--out = .*about \d\.\d MiB are needed here, and 0\.0 MiB are free"
+    ):
         make(inputs, tmp_path / "out", quiet, tokenizer=str(tokenizer_file))

@@ -30,7 +30,7 @@ def prefix(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def loader(prefix: Path) -> Loader:
-    return of(TokenDataset(prefix, SEQUENCE))
+    return of(TokenDataset(prefix, SEQUENCE, 65_000))
 
 
 def of(*datasets: TokenDataset, seed: int = 5, weights: Sequence[float] = (), documents: bool = True) -> Loader:
@@ -60,7 +60,7 @@ def test_the_number_of_samples(tmp_path: Path, tokens: int, samples: int) -> Non
     with TokenWriter(tmp_path / "t", 100) as writer:
         writer.add(range(tokens))
         writer.end_document()
-    dataset = TokenDataset(tmp_path / "t", SEQUENCE)
+    dataset = TokenDataset(tmp_path / "t", SEQUENCE, 100)
     assert len(dataset) == samples
     expected = [list(range(i * SEQUENCE, i * SEQUENCE + SEQUENCE + 1)) for i in range(samples)]
     assert [read(dataset, sample) for sample in range(samples)] == expected
@@ -69,9 +69,9 @@ def test_the_number_of_samples(tmp_path: Path, tokens: int, samples: int) -> Non
 
 
 def test_a_stream_shorter_than_a_sample_is_refused_with_the_numbers(prefix: Path) -> None:
-    assert len(TokenDataset(prefix, TOKENS - 1)) == 1
+    assert len(TokenDataset(prefix, TOKENS - 1, 65_000)) == 1
     with pytest.raises(Refused) as refused:
-        TokenDataset(prefix, TOKENS)
+        TokenDataset(prefix, TOKENS, 65_000)
     (problem,) = refused.value.problems
     assert (problem.key, problem.value, problem.legal) == ("batch.sequence", TOKENS, (TOKENS - 1,))
     assert f"holds {TOKENS} tokens, and one sample takes {TOKENS + 1}" in problem.reason
@@ -110,7 +110,7 @@ def test_epochs_follow_one_another_inside_batches(loader: Loader) -> None:
 
 
 def test_order_depends_on_the_seed_only(prefix: Path, loader: Loader) -> None:
-    dataset = TokenDataset(prefix, SEQUENCE)
+    dataset = TokenDataset(prefix, SEQUENCE, 65_000)
     assert first_tokens(of(dataset, seed=5), 3) == first_tokens(loader, 3)
     assert first_tokens(of(dataset, seed=6), 3) != first_tokens(loader, 3)
 
@@ -128,7 +128,7 @@ def test_documents_of_every_token(tmp_path: Path) -> None:
         for number, length in enumerate(lengths):
             writer.add([number] * length)
             writer.end_document()
-    dataset = TokenDataset(tmp_path / "t", 4)
+    dataset = TokenDataset(tmp_path / "t", 4, 100)
     row = np.empty(4, dtype=np.int64)
     numbers = []
     for sample in range(len(dataset)):
@@ -148,17 +148,33 @@ def test_documents_of_every_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("first", "stop"), [(0, 2), (1, 3), (2, 7), (0, None)])
 def test_a_range_of_documents(prefix: Path, first: int, stop: int | None, sequence: int) -> None:
     """The last document is one of a single token."""
-    dataset = TokenDataset(prefix, sequence, first, stop)
+    dataset = TokenDataset(prefix, sequence, 65_000, first, stop)
     stream = list(range(60_000, 60_000 + TOKENS))[7 * first : TOKENS if stop is None else 7 * stop]
     assert len(dataset) == (len(stream) - 1) // sequence
     for sample in range(len(dataset)):
         assert read(dataset, sample) == stream[sample * sequence : (sample + 1) * sequence + 1]
 
 
+@pytest.mark.parametrize(("code", "wrong"), [("<i4", -1), ("<i4", 100), ("<u2", 65_535)])
+def test_an_id_that_the_model_lacks_is_refused(tmp_path: Path, code: str, wrong: int) -> None:
+    """In tokens that others wrote; under tensor parallelism it would pass for an id of another rank."""
+    with TokenWriter(tmp_path / "t", 70_000 if code == "<i4" else 65_000) as writer:
+        writer.add([7] * 9)
+        writer.end_document()
+    ids = np.full(9, 7, dtype=code)
+    ids[8] = wrong
+    (tmp_path / "t.bin").write_bytes(ids.tobytes())
+    loader = of(TokenDataset(tmp_path / "t", 4, 100))
+    with pytest.raises(Refused, match=f"model.vocab = 100: .*/t holds the id {wrong}"):
+        loader.batch(0, 0, 1, 1)
+
+
 @pytest.mark.parametrize(("weights", "of_the_second"), [((), 24), ((1, 1), 108), ((7, 1), 27)])
 def test_a_blend_of_two_files(prefix: Path, weights: Sequence[float], of_the_second: int) -> None:
     """Of 216 places; the first file has eight samples, the second one."""
-    loader = of(TokenDataset(prefix, SEQUENCE, 0, 5), TokenDataset(prefix, SEQUENCE, 5), weights=weights)
+    loader = of(
+        TokenDataset(prefix, SEQUENCE, 65_000, 0, 5), TokenDataset(prefix, SEQUENCE, 65_000, 5), weights=weights
+    )
     drawn = torch.cat([loader.batch(step * GLOBAL_BATCH, 0, 1, 1).tokens[:, 0, 0] for step in range(9)])
     assert int((drawn >= 60_000 + 35).sum()) == of_the_second
 

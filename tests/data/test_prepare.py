@@ -117,10 +117,19 @@ def test_whatever_decides_the_files_makes_new_ones(folder: Path, quiet: Progress
     other.append(prepare(data_for(folder), VOCAB, quiet))
     assert len({folder_of(prepared) for prepared in (first, *other)}) == 5
     assert len({prepared.hash for prepared in (first, *other)}) == 4
-    file.write_bytes(content)
+    # The same size and the same time of change, which anybody can set, do not make it the same file.
+    file.write_bytes(content.swapcase().replace(b"a", b"e"))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not prepare(data_for(folder), VOCAB, quiet).cached
+
+
+def test_a_corpus_that_is_moved_stays_the_same(folder: Path, quiet: Progress, tmp_path: Path) -> None:
+    first = prepare(data_for(folder), VOCAB, quiet)
+    loaded = data_for(folder, tokenizer=str(first.tokenizer))
+    prepare(loaded, VOCAB, quiet)
     moved = folder.rename(tmp_path / "elsewhere")
-    assert prepare(data_for(moved), VOCAB, quiet) == dataclasses.replace(first, cached=True)
+    found = prepare(data_for(moved), VOCAB, quiet)
+    assert (found.cached, found.hash, folder_of(found)) == (True, first.hash, folder_of(first))
     # With a tokenizer of its own a corpus does not depend on the model.
     assert prepare(dataclasses.replace(loaded, corpus=(str(moved),)), VOCAB + 9, quiet).cached
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,10 @@ def test_a_prepared_folder_is_taken_as_it_lies(
     made = folder_made(folders[0], tmp_path / "out", tokenizer_file, quiet)
     for tokenizer in ("train", str(tokenizer_file)):
         job = prepare(data_for(tmp_path / "cache", tmp_path / "out", tokenizer=tokenizer), VOCAB, quiet)
-        assert (job.train, job.validation, job.cached) == (made.train, made.validation, True)
+        train, validation = ([replace(one, name="") for one in part] for part in (made.train, made.validation))
+        assert [replace(one, name="") for one in job.train] == train
+        assert [replace(one, name="") for one in job.validation] == validation
+        assert job.cached
     assert prepare(data_for(tmp_path / "cache", tmp_path / "out", fraction=0.0), VOCAB, quiet).validation == ()
     assert not (tmp_path / "cache").exists()
     problem = problem_of(data_for(tmp_path / "cache", tmp_path / "out"), quiet, VOCAB - 1)
@@ -138,7 +142,7 @@ def test_a_prefix_is_split_by_the_fewest_documents_at_its_end(
     prefix = write_tokens(tmp_path / "t", lengths)
     whole = prepare(data_for(tmp_path / "cache", prefix, fraction=0.0), VOCAB, quiet)
     split = prepare(data_for(tmp_path / "cache", prefix, fraction=fraction), VOCAB, quiet)
-    common = {"prefix": prefix, "entry": 0}
+    common = {"prefix": prefix, "entry": 0, "name": str(prefix)}
     assert split.train == (
         TokenSet(documents=at, tokens=sum(lengths[:at]), first_document=0, stop_document=at, **common),
     )
@@ -221,3 +225,40 @@ def test_a_folder_of_a_blend_needs_a_name(folders: list[Path], tmp_path: Path, q
     named = prepare(data_for(tmp_path / "other", blend.train[1].prefix, fraction=0.0), VOCAB, quiet)
     assert named.train[0].tokens == blend.train[1].tokens
     assert named.tokenizer == blend.tokenizer
+
+
+def test_a_cached_corpus_serves_at_any_place_of_a_job(
+    folders: list[Path], tmp_path: Path, tokenizer_file: Path, quiet: Progress
+) -> None:
+    """The folder does not remember where in the corpus its text stood when it was made."""
+    tokens = write_tokens(tmp_path / "tokens", [50] * 30)
+
+    def data(*entries: Path | str, weights: tuple[float, ...] = ()) -> Data:
+        return data_for(tmp_path / "cache", *entries, weights=weights, tokenizer=str(tokenizer_file))
+
+    behind = prepare(data(tokens, folders[0], weights=(3, 1)), VOCAB, quiet)
+    before = prepare(data(folders[0], tokens, weights=(1, 3)), VOCAB, quiet)
+    alone = prepare(data(folders[0]), VOCAB, quiet)
+    assert (before.cached, alone.cached) == (True, True)
+    assert [(one.entry, one.name) for one in behind.train] == [(0, str(tokens)), (1, str(folders[0]))]
+    assert [(one.entry, one.name) for one in before.train] == [(0, str(folders[0])), (1, str(tokens))]
+    assert [one.entry for one in alone.train] == [0]
+    assert len({behind.hash, before.hash, alone.hash}) == 3
+
+
+def test_a_damaged_folder_of_the_cache_is_to_be_deleted(folders: list[Path], tmp_path: Path, quiet: Progress) -> None:
+    made = prepare(data_for(tmp_path / "cache", folders[0]), VOCAB, quiet)
+    folder = made.train[0].prefix.parent
+    (folder / "train.bin").write_bytes(b"1234")
+    problem = problem_of(data_for(tmp_path / "cache", folders[0]), quiet)
+    assert problem.reason.startswith("is truncated: 4 bytes")
+    assert problem.reason.endswith(f"; delete {folder}, and it is prepared again")
+    (folder / "data.json").unlink()
+    problem = problem_of(data_for(tmp_path / "cache", folders[0]), quiet)
+    assert (problem.value, problem.reason) == (folder, "is in the way, and is not what trigrid prepares: delete it")
+
+
+def test_tokens_inside_a_corpus_are_no_text_of_it(folders: list[Path], tmp_path: Path, quiet: Progress) -> None:
+    """As where the cache or `--out` lies in the folder that is prepared."""
+    for cached in (False, True):
+        assert prepare(data_for(folders[0] / "cache", folders[0]), VOCAB, quiet).cached == cached

@@ -202,3 +202,19 @@ def test_lines_are_whole_when_the_process_is_killed(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
     assert [entry["step"] for entry in written(tmp_path)] == [0, 1, 2]
+
+
+def test_a_full_disk_ends_the_run_between_two_lines(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom trigrid.errors import RunFailed\n"
+        "from trigrid.report.log import MetricsFile\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\nfile = MetricsFile(Path(sys.argv[1]))\n"
+        "try:\n    while True:\n        file.write('step', {'loss': 1.0})\n"
+        "except RunFailed as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path / 'metrics.jsonl'} cannot be written: ")
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) > 2
+    assert all(json.loads(line)["loss"] == 1.0 for line in lines)

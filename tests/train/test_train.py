@@ -145,14 +145,26 @@ def test_a_killed_rank_ends_all(job: Path, moment: str) -> None:
     assert not ranks_of(job)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_rank_outlives_its_launcher(job: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 1), (signal.SIGINT, 130)]
+)
+def test_no_rank_outlives_its_launcher(job: Path, number: signal.Signals, code: int) -> None:
     process = start("train", job, *LAYOUT, *ENDLESS)
     wait_for(lambda: (job.parent / "runs").exists() and metrics(run_dir(job), "step"))
     process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
     wait_for(lambda: not ranks_of(job), timeout_s=20)
+
+
+def test_ctrl_c_stops_one_process(job: Path) -> None:
+    process = start("train", job, *ENDLESS)
+    wait_for(lambda: (job.parent / "runs").exists() and metrics(run_dir(job), "step"))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "trigrid: stopped"
 
 
 def test_an_error_of_one_rank_is_told_first(job: Path) -> None:

@@ -23,6 +23,7 @@ app = App(
     # Rendering markdown would take as long to load as everything else.
     help_format="plaintext",
     version_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 app.register_install_completion_command(help="Install completion for this shell.")
 

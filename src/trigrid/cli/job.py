@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from trigrid.cli.app import Overrides, app, examples, print_json
+from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json
 from trigrid.errors import Problem, Refused
 
 
@@ -23,10 +22,15 @@ def init(
     job: Annotated[Path, Parameter(help="The file to write.")],
     *overrides: Overrides,
     force: Annotated[bool, Parameter(negative="", help="Replace the file where there is one.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a job with a comment on every key, ready to train as it is on this machine."""
     from trigrid.job.starter import starter
+    from trigrid.report.console import Console
 
+    if job.is_dir():
+        raise Refused([Problem("JOB", job, "is a folder, not a file", (job / "job.toml",))])
     if job.exists() and not force:
         raise Refused([Problem("JOB", job, "there is such a file already; --force replaces it")])
     text = starter(overrides, os.environ, job.parent)
@@ -35,8 +39,11 @@ def init(
         aside.write_text(text, encoding="utf-8")
         aside.replace(job)
     except OSError as error:
+        aside.unlink(missing_ok=True)
         raise Refused([Problem("JOB", job, f"cannot be written: {error.strerror}")]) from None
-    print(f"{job} is written; next:  trigrid train {job}", file=sys.stderr)
+    Console(quiet).say(f"{job} is written; next:  trigrid train {job}")
+    if as_json:
+        print_json({"job": str(job)})
 
 
 @app.command(

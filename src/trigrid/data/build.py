@@ -54,12 +54,10 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """sets: sources whose documents make one set; entries: the first entry of each set; inputs: of all sets together,
-    or one of each. tokenizer: a file, or None to
-    train one of `vocab` entries."""
+    """sets: sources whose documents make one set; inputs: of all sets together, or one of each. tokenizer: a file, or
+    None to train one of `vocab` entries."""
 
     sets: tuple[tuple[Source, ...], ...]
-    entries: tuple[int, ...]
     inputs: tuple[Input, ...]
     tokenizer: Path | None
     tokenizer_sha256: str
@@ -82,7 +80,7 @@ class Recipe:
             "format": FORMAT,
             "shard_bytes": SHARD_BYTES,
             "sets": [
-                [(source.kind, source.name, source.size_bytes, source.mtime_ns) for source in sources]
+                [(source.kind, source.name, source.size_bytes, source.mtime_ns, source.ctime_ns) for source in sources]
                 for sources in self.sets
             ],
             "tokenizer": self.tokenizer_sha256 if self.tokenizer else f"train {self.vocab}",
@@ -96,7 +94,6 @@ class Recipe:
 def make_recipe(
     *,
     sets: Sequence[tuple[Source, ...]],
-    entries: Sequence[int],
     inputs: Sequence[Input],
     tokenizer: str,
     vocab: int,
@@ -108,7 +105,6 @@ def make_recipe(
     loaded = load_tokenizer(path, 1) if path else None
     return Recipe(
         sets=tuple(sets),
-        entries=tuple(entries),
         inputs=tuple(inputs),
         tokenizer=path,
         tokenizer_sha256=file_sha256(path) if path else "",
@@ -247,10 +243,10 @@ def _merge(
         return merge_tokens(prefixes, whole / name, advance) if prefixes else None
 
     sets = []
-    for number, entry in enumerate(recipe.entries):
+    for number in range(len(recipe.sets)):
         train = merged(number, "train")
         assert train is not None, "check_split let an empty set through"
-        sets.append(Set(entry=entry, train=train, validation=merged(number, "validation")))
+        sets.append(Set(train=train, validation=merged(number, "validation")))
     return tuple(sets)
 
 
@@ -258,5 +254,5 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
     """Raises OSError, as the file system would, before the work is done."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
-        reason = f"about {needed_bytes / 2**30:,.1f} GiB are needed here, and {free_bytes / 2**30:,.1f} GiB are free"
+        reason = f"about {needed_bytes / 2**20:,.1f} MiB are needed here, and {free_bytes / 2**20:,.1f} MiB are free"
         raise OSError(errno.ENOSPC, reason, os.fspath(folder))

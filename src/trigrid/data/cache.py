@@ -46,7 +46,10 @@ def build_once(
                 # Killed between the folder's name and this.
                 shutil.rmtree(workshop, ignore_errors=True)
                 return True
-            _open_workshop(workshop, plan)
+            if folder.exists() and any(folder.iterdir()):
+                reason = "is in the way, and is not what trigrid prepares: delete it"
+                raise Refused([Problem(key, folder, reason)])
+            _open_workshop(workshop, plan, key)
             whole = workshop / "whole"
             if whole.exists():
                 shutil.rmtree(whole)
@@ -64,10 +67,11 @@ def build_once(
     return False
 
 
-def _open_workshop(workshop: Path, plan: str) -> None:
+def _open_workshop(workshop: Path, plan: str, key: str) -> None:
     marker = workshop / "plan"
-    if workshop.exists() and not (marker.is_file() and marker.read_text() == plan):
-        shutil.rmtree(workshop)
+    if marker.is_file() and marker.read_text() != plan:
+        reason = "holds what a call with other inputs left unfinished: repeat that one, or delete it"
+        raise Refused([Problem(key, workshop, reason)])
     workshop.mkdir(exist_ok=True)
     marker.write_text(plan)
 

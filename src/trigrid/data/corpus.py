@@ -8,7 +8,8 @@ An entry is one of
 - "hf:NAME" or "hf:NAME@split": a data set that the library `datasets` streams, from its hub or a folder.
 - a folder that `trigrid data prepare` made, or the prefix of Megatron's `prefix.bin` and `prefix.idx`: ready tokens.
 - a folder that `datasets` saved.
-- any other folder, with everything below it except names that begin with a dot; links to folders are not followed.
+- any other folder, with everything below it except names that begin with a dot and folders of ready tokens; links to
+  folders are not followed.
 - a file: `.jsonl`, `.jsonl.gz`, and named by itself also `.json` and `.json.gz`, hold JSON Lines; `.parquet` and
   `.arrow` hold tables; any other file is one document of text.
 """
@@ -42,8 +43,9 @@ KINDS_ALONE: dict[str, Kind] = {".json": "jsonl", ".json.gz": "gzip"}
 class Source:
     """Something that holds documents, as it was when it was listed.
 
-    name: its path below the entry, so that a corpus that is moved stays the same corpus. Of a folder, size_bytes is the
-    sum and mtime_ns the latest of its files; both are 0 where the source is not on this machine.
+    name: its path below the entry, so that a corpus that is moved stays the same corpus. ctime_ns: when the file system
+    last changed the file, which unlike mtime_ns nobody can set. Of a folder, size_bytes is the sum and the times are
+    the latest of its files; all are 0 where the source is not on this machine.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class Source:
     name: str
     size_bytes: int
     mtime_ns: int
+    ctime_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +97,8 @@ def hub_name(path: str) -> tuple[str, str]:
     return (str(folder) if folder.exists() else name), split
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of the last change in ns: of a file, or of all files in a folder.
+def stamp(path: Path) -> tuple[int, int, int]:
+    """Size in bytes, mtime and ctime in ns: of a file, or of all files in a folder.
 
     Raises Refused where it cannot be read, or is neither.
     """
@@ -103,12 +106,14 @@ def stamp(path: Path) -> tuple[int, int]:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             files = [file.stat() for file in path.rglob("*") if file.is_file()]
-            return sum(file.st_size for file in files), max((file.st_mtime_ns for file in files), default=0)
+            times = ((file.st_mtime_ns, file.st_ctime_ns) for file in files)
+            latest = [max(column) for column in zip(*times, strict=True)] or [0, 0]
+            return sum(file.st_size for file in files), latest[0], latest[1]
     except OSError as error:
         raise Refused([Problem(KEY, path, f"cannot be read: {error.strerror}")]) from None
     if not stat.S_ISREG(status.st_mode):
         raise Refused([Problem(KEY, path, "is not a regular file")])
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _resolve(name: str, progress: Progress) -> Entry:
@@ -117,8 +122,15 @@ def _resolve(name: str, progress: Progress) -> Entry:
         return Entry(name=name, sources=_sources(name, files, root))
     if name.startswith(HUB):
         path = Path(hub_name(name.removeprefix(HUB))[0])
-        size_bytes, mtime_ns = stamp(path) if path.exists() else (0, 0)
-        hub = Source(kind="hub", path=name.removeprefix(HUB), name=name, size_bytes=size_bytes, mtime_ns=mtime_ns)
+        size_bytes, mtime_ns, ctime_ns = stamp(path) if path.exists() else (0, 0, 0)
+        hub = Source(
+            kind="hub",
+            path=name.removeprefix(HUB),
+            name=name,
+            size_bytes=size_bytes,
+            mtime_ns=mtime_ns,
+            ctime_ns=ctime_ns,
+        )
         return Entry(name=name, sources=(hub,))
     path = Path(name).expanduser()
     if path.is_dir():
@@ -146,9 +158,9 @@ def _sources(name: str, files: list[Path], root: Path) -> tuple[Source, ...]:
 
 
 def _source(kind: Kind, path: Path, root: Path) -> Source:
-    size_bytes, mtime_ns = stamp(path)
+    size_bytes, mtime_ns, ctime_ns = stamp(path)
     name = path.relative_to(root).as_posix()
-    return Source(kind=kind, path=str(path), name=name, size_bytes=size_bytes, mtime_ns=mtime_ns)
+    return Source(kind=kind, path=str(path), name=name, size_bytes=size_bytes, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
 
 
 def _kind(path: Path) -> Kind:
@@ -163,9 +175,18 @@ def _stdlib_files(progress: Progress) -> tuple[Path, list[Path]]:
 
 
 def _folder_files(root: Path, progress: Progress, without: frozenset[str] = frozenset()) -> list[Path]:
+    """What is below `root`, without names that begin with a dot and without prepared tokens, which may lie in there."""
     files: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+
+    def refuse(error: OSError) -> None:
+        raise Refused([Problem(KEY, error.filename, f"cannot be read: {error.strerror}")]) from None
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name not in without and not is_prepared(Path(folder, name))
+        ]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
         progress("listing the corpus (files)", len(files), 0)
     return _sorted_below(root, files)

@@ -14,14 +14,17 @@ from trigrid.errors import Problem, Refused
 
 class TokenDataset:
     """Samples cut from documents [first_document, stop_document) of a token file, one after the other, each sharing its
-    last token with the next one's first.
+    last token with the next one's first. Ids are below `vocab`.
 
     Sample i is tokens [i × sequence, i × sequence + sequence + 1) of the stream of those documents; what is left at the
     end is not used. Raises Refused where the stream is shorter than one sample.
     """
 
-    def __init__(self, prefix: Path, sequence: int, first_document: int = 0, stop_document: int | None = None):
+    def __init__(
+        self, prefix: Path, sequence: int, vocab: int, first_document: int = 0, stop_document: int | None = None
+    ):
         self._file = open_tokens(prefix)
+        self._vocab = vocab
         # A plain view: every slice of a memmap makes another memmap, at ten times the cost of reading a short sample.
         self._tokens = np.asarray(self._file.tokens)
         self._begin = self._file.begins(first_document)
@@ -37,11 +40,20 @@ class TokenDataset:
         return (self._length - 1) // self.sequence
 
     def read(self, sample: int, tokens: Ints, labels: Ints) -> None:
-        """Fill `tokens` and `labels`, each [sequence], with those of `sample` and those one place further."""
+        """Fill `tokens` and `labels`, each [sequence], with those of `sample` and those one place further.
+
+        Raises Refused for an id that the model does not have: tensor parallelism would take it for one of another rank.
+        """
         start = self._start(sample)
         # A copy gives up the interpreter's lock: other threads go on while this one waits for the disk.
         np.copyto(tokens, self._tokens[start : start + self.sequence])
         np.copyto(labels, self._tokens[start + 1 : start + self.sequence + 1])
+        for ids in (tokens, labels):
+            # As unsigned numbers, ids below 0 are the largest.
+            if ids.view(np.uint64).max() >= self._vocab:
+                wrong = int(ids[ids.view(np.uint64) >= self._vocab][0])
+                legal = (wrong + 1,) if wrong > 0 else ()
+                raise Refused([Problem("model.vocab", self._vocab, f"{self._file.prefix} holds the id {wrong}", legal)])
 
     def documents(self, sample: int, out: Ints) -> None:
         """Fill `out` [sequence] with the number of each token's document, from 0 in each sample."""

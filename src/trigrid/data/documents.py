@@ -43,7 +43,7 @@ def _check_unchanged(source: Source) -> None:
     path = Path(hub_name(source.path)[0] if source.kind == "hub" else source.path)
     if source.kind == "hub" and not path.exists():
         return
-    if stamp(path) != (source.size_bytes, source.mtime_ns):
+    if stamp(path) != (source.size_bytes, source.mtime_ns, source.ctime_ns):
         raise Refused([Problem(KEY, path, "changed while the corpus was being prepared")])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,8 @@ def inspect(path: Path, samples: int, verify: bool, progress: Progress) -> Inspe
     Raises Refused for what is no token file, and for one that is damaged: as `open_tokens`, and where the hash differs
     from the recorded one or an id is outside the recorded vocabulary.
     """
-    path = path.expanduser()
+    # "." has no name of its own.
+    path = Path(os.path.abspath(path.expanduser()))
     folder, prefix = _find(path)
     manifest = read_manifest(folder) if is_prepared(folder) else None
     wanted: list[tuple[str | None, Path, Recorded | None]] = []
@@ -123,7 +125,7 @@ def _find(path: Path) -> tuple[Path, Path | None]:
     if path.is_dir() and is_prepared(path):
         return path, None
     for prefix in (path, path.with_suffix("")) if path.suffix in (".bin", ".idx") else (path,):
-        if bin_path(prefix).is_file() or idx_path(prefix).is_file():
+        if prefix.name and (bin_path(prefix).is_file() or idx_path(prefix).is_file()):
             return prefix.parent, prefix
     reason = "is neither a folder that trigrid prepared nor the prefix of a .bin and an .idx file"
     raise Refused([Problem("token file", path, reason)])
@@ -139,7 +141,9 @@ def _inspect_file(
     verify: bool,
     advance: Callable[[int], None],
 ) -> FileInspection:
-    largest = _largest_id(file.tokens, advance)
+    smallest, largest = _ids(file.tokens, advance)
+    if smallest < 0:
+        raise Refused([Problem("token file", bin_path(file.prefix), f"is damaged: it holds id {smallest}")])
     if manifest and largest >= manifest.vocab:
         reason = f"is damaged: it holds id {largest}, and its tokenizer's ids are below {manifest.vocab}"
         raise Refused([Problem("token file", bin_path(file.prefix), reason)])
@@ -164,13 +168,14 @@ def _inspect_file(
     )
 
 
-def _largest_id(tokens: NDArray[np.integer[Any]], advance: Callable[[int], None]) -> int:
-    largest = 0
+def _ids(tokens: NDArray[np.integer[Any]], advance: Callable[[int], None]) -> tuple[int, int]:
+    """The smallest and the largest id."""
+    smallest = largest = 0
     for start in range(0, len(tokens), BLOCK_TOKENS):
         block = tokens[start : start + BLOCK_TOKENS]
-        largest = max(largest, int(block.max()))
+        smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
         advance(block.nbytes)
-    return largest
+    return smallest, largest
 
 
 def _sample(file: TokenFile, document: int, tokenizer: Tokenizer | None) -> Sample:

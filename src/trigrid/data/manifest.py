@@ -36,9 +36,9 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Set:
-    """The token files of one set of documents. entry: the first of its entries, by place in the corpus."""
+    """The token files of one set of documents. Which entries of a corpus they are, the caller knows: the same folder
+    serves entries at other places."""
 
-    entry: int
     train: Recorded
     validation: Recorded | None
 

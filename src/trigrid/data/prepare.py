@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trigrid.data.build import build, make_recipe
@@ -87,22 +88,23 @@ def prepare_folder(
     sources = once([source for entry in entries for source in entry.sources])
     wanted, _ = make_recipe(
         sets=[sources],
-        entries=[0],
         inputs=_inputs(entries),
         tokenizer=tokenizer,
         vocab=vocab,
         validation_fraction=validation_fraction,
         text_key=text_key,
     )
-    out = out.absolute()
+    out = out.resolve()
     if is_prepared(out):
         if read_manifest(out).plan != wanted.plan():
-            reason = f"holds token files of other inputs, or made in another way ({NAME} tells); name another folder"
-            raise Refused([Problem("--out", out, reason)])
+            raise _of_other_inputs(out)
     elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise Refused([Problem("--out", out, "exists, and is not a folder that trigrid prepared")])
     manifest, cached = build(wanted, out, "--out", workers, progress)
-    return _prepared(manifest, out, {}, cached)
+    if manifest.plan != wanted.plan():
+        # Another process made it while this one waited.
+        raise _of_other_inputs(out)
+    return _prepared(manifest, out, {}, [(0, ", ".join(inputs))], cached)
 
 
 def _with_text(
@@ -112,7 +114,6 @@ def _with_text(
     groups = [[place] for place in texts] if data.weights else [texts]
     wanted, loaded = make_recipe(
         sets=[_sources(entries, group) for group in groups],
-        entries=[group[0] for group in groups],
         inputs=_inputs([entries[place] for place in texts]),
         tokenizer=data.tokenizer,
         vocab=vocab,
@@ -124,7 +125,17 @@ def _with_text(
         _check_same_tokenizer(entries, ready, wanted.tokenizer, wanted.tokenizer_sha256)
     folder = cache_root(data.cache) / wanted.plan()[:HASH_DIGITS]
     manifest, cached = build(wanted, folder, "data.cache", cores(), progress)
-    return _prepared(manifest, folder, ready, cached)
+    named = [(group[0], ", ".join(entries[place].name for place in group)) for group in groups]
+    try:
+        return _prepared(manifest, folder, ready, named, cached)
+    except Refused as refused:
+        hint = f"; delete {folder}, and it is prepared again"
+        raise Refused([replace(problem, reason=problem.reason + hint) for problem in refused.problems]) from None
+
+
+def _of_other_inputs(out: Path) -> Refused:
+    reason = f"holds token files of other inputs, or made in another way ({NAME} tells); name another folder"
+    return Refused([Problem("--out", out, reason)])
 
 
 def _sources(entries: Sequence[Entry], group: Sequence[int]) -> tuple[Source, ...]:
@@ -142,17 +153,20 @@ def _inputs(entries: Sequence[Entry]) -> tuple[Input, ...]:
     )
 
 
-def _prepared(manifest: Manifest, folder: Path, ready: dict[int, Ready], cached: bool) -> Prepared:
-    """The sets of a folder and the ready ones, in the order of the entries."""
+def _prepared(
+    manifest: Manifest, folder: Path, ready: dict[int, Ready], named: Sequence[tuple[int, str]], cached: bool
+) -> Prepared:
+    """The sets of a folder, at the entries and with the names of `named`, and the ready ones, in the order of the
+    entries."""
     train = {place: one.train for place, one in ready.items()}
     validation = {place: one.validation for place, one in ready.items() if one.validation}
     hashes = {place: one.hash for place, one in ready.items()}
-    for made in manifest.sets:
-        train[made.entry] = whole_set(open_tokens(folder / made.train.name), made.entry)
-        hashes[made.entry] = made.train.sha256
+    for made, (place, name) in zip(manifest.sets, named, strict=True):
+        train[place] = whole_set(open_tokens(folder / made.train.name), place, name)
+        hashes[place] = made.train.sha256
         if made.validation:
-            validation[made.entry] = whole_set(open_tokens(folder / made.validation.name), made.entry)
-            hashes[made.entry] += made.validation.sha256
+            validation[place] = whole_set(open_tokens(folder / made.validation.name), place, name)
+            hashes[place] += made.validation.sha256
     return Prepared(
         train=tuple(train[place] for place in sorted(train)),
         validation=tuple(validation[place] for place in sorted(validation)),

@@ -59,9 +59,13 @@ def open_ready(entry: Entry, place: int, vocab: int, validation_fraction: float)
         raise Refused([Problem("model.vocab", vocab, reason, (manifest.vocab,))])
 
     file = open_tokens(prefix)
-    train, validation, content = whole_set(file, place), None, record.sha256 if record else _fingerprint(prefix)
+    train, validation, content = (
+        whole_set(file, place, entry.name),
+        None,
+        record.sha256 if record else _fingerprint(prefix),
+    )
     if validation_fraction > 0 and held_out:
-        validation = whole_set(open_tokens(folder / held_out.name), place)
+        validation = whole_set(open_tokens(folder / held_out.name), place, entry.name)
         content += held_out.sha256
     elif validation_fraction > 0:
         train, validation = _split(file, entry, place, validation_fraction)
@@ -75,12 +79,12 @@ def open_ready(entry: Entry, place: int, vocab: int, validation_fraction: float)
     )
 
 
-def whole_set(file: TokenFile, entry: int) -> TokenSet:
+def whole_set(file: TokenFile, entry: int, name: str) -> TokenSet:
     """All documents of a token file."""
-    return _range(file, 0, file.document_count, entry)
+    return _range(file, 0, file.document_count, entry, name)
 
 
-def _range(file: TokenFile, first: int, stop: int, entry: int) -> TokenSet:
+def _range(file: TokenFile, first: int, stop: int, entry: int, name: str) -> TokenSet:
     return TokenSet(
         prefix=file.prefix,
         documents=stop - first,
@@ -88,6 +92,7 @@ def _range(file: TokenFile, first: int, stop: int, entry: int) -> TokenSet:
         first_document=first,
         stop_document=stop,
         entry=entry,
+        name=name,
     )
 
 
@@ -95,7 +100,8 @@ def _split(file: TokenFile, entry: Entry, place: int, fraction: float) -> tuple[
     tokens, documents = len(file.tokens), file.document_count
     # The last place where the documents from there on are enough.
     at = bisect_right(range(documents), -fraction * tokens, key=lambda document: file.begins(document) - tokens) - 1
-    train, validation = _range(file, 0, at, place), _range(file, at, documents, place)
+    train = _range(file, 0, at, place, entry.name)
+    validation = _range(file, at, documents, place, entry.name)
     if train.tokens == 0 or validation.tokens == 0:
         most = math.floor((tokens - file.begins(min(1, documents))) / tokens * 10_000) / 10_000
         reason = f"leaves no document of {entry.name} to train on: the last that hold this share of its tokens are all"

@@ -13,7 +13,8 @@ class TokenSet:
     """Documents [first_document, stop_document) of the token file `prefix.bin` and `prefix.idx`.
 
     documents and tokens count those of the range, with the separator at the end of each document. entry: place in
-    `data.corpus`, of the first where several entries are one set; `data.weights` has the same places.
+    `data.corpus`, of the first where several entries are one set; `data.weights` has the same places. name: of all its
+    entries.
     """
 
     prefix: Path
@@ -22,6 +23,7 @@ class TokenSet:
     first_document: int
     stop_document: int
     entry: int
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)

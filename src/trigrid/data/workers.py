@@ -121,9 +121,10 @@ def _write_aside(task: Task, shards: Sequence[Numbered], workers: int, tick: Cal
 def _start() -> tuple[Connection, Process]:
     ours, theirs = multiprocessing.Pipe()
     with theirs:
+        # -P: a module of the user's folder must not stand in for one of the library's.
         # No threads for the library tokenizers, which would have nothing to do.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"]
+        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({theirs.fileno()})"]
         return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from array import array
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
+from trigrid.errors import RunFailed
 from trigrid.report.console import Console, duration
 from trigrid.report.curve import FEWEST_STEPS, Curve, as_text, save_svg
 from trigrid.report.metrics import Facts, Interval, StepRecord, StepTable, Summary, rates
@@ -29,13 +32,23 @@ class MetricsFile:
 
     def __init__(self, run_dir: Path) -> None:
         # Unbuffered: a line is one write.
-        self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+        self._path = run_dir / "metrics.jsonl"
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """`kind`, the Unix time and `values`; a number that is not finite becomes null, which JSON has."""
+        """`kind`, the Unix time and `values`; a number that is not finite becomes null, which JSON has.
+
+        Raises RunFailed where the disk takes no more; what it took of this line is taken back.
+        """
         entry = {"kind": kind, "time_s": time.time(), **values}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-        self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        line, before = json.dumps(finite, allow_nan=False).encode() + b"\n", self._file.tell()
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(before)
+            raise RunFailed(f"{self._path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     # Ranks of one machine need no other network; a host name that does not resolve must not stop them.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    # A random.py in the user's folder must not stand in for the library's.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     # The agent's own account of a failure would come before ours and says less.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = run_dir / "logs"
@@ -64,6 +67,8 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
     except ChildFailedError as error:
         raise first_failure(run_dir, {rank: f.exitcode for rank, f in error.failures.items()}) from None
     except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
         raise RunFailed(f"stopped by {error.sigval.name}") from None
     finally:
         # It is for the ranks; this process speaks for itself again.

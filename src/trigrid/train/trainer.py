@@ -41,6 +41,8 @@ def open_run(job: Job, name: str, console: Console) -> Path:
     """Prepare the data, or find it prepared, and make the run's folder with `job.toml` and `data.json`."""
     with console.progress() as progress:
         data = prepare(job.data, job.model.vocab, progress)
+    # Before there is a run, and long before there is an engine.
+    _loaders(job, data)
     run_dir = _new_run_dir(job, name)
     (run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
     save(data, run_dir / "data.json")
@@ -55,10 +57,10 @@ def _tell_data(job: Job, data: Prepared, console: Console) -> None:
     shares = _weights(job, data.train) or tuple(part.tokens for part in data.train)
     for part, share in zip(data.train, shares, strict=True):
         drawn = job.run.steps * job.batch.global_batch * job.batch.sequence * share / sum(shares)
-        # Without weights all text is one part.
-        name = job.data.corpus[part.entry] if len(data.train) > 1 else ", ".join(job.data.corpus)
         of = f"{share / sum(shares):.1%} of each batch, " if len(data.train) > 1 else ""
-        console.say(f"  {name}: {part.tokens:,} tokens to train on, {of}{drawn / part.tokens:.2f} passes in this run")
+        console.say(
+            f"  {part.name}: {part.tokens:,} tokens to train on, {of}{drawn / part.tokens:.2f} passes in this run"
+        )
 
 
 def _new_run_dir(job: Job, name: str) -> Path:
@@ -152,20 +154,26 @@ def _check_copies(engine: Engine, step: int, rate: float) -> None:
 
 
 def _loaders(job: Job, data: Prepared) -> tuple[Loader, Loader | None]:
-    """Of training and of held-out text; a set that is too small for one sample is told before the first step."""
+    """Of training and of held-out text. Raises Refused where a set is too small for one sample."""
 
     def loader(sets: Sequence[TokenSet]) -> Loader:
-        parts = [TokenDataset(s.prefix, job.batch.sequence, s.first_document, s.stop_document) for s in sets]
+        sequence, vocab = job.batch.sequence, job.model.vocab
         return Loader(
-            parts,
+            [TokenDataset(s.prefix, sequence, vocab, s.first_document, s.stop_document) for s in sets],
             weights=_weights(job, sets),
             seed=job.run.seed,
             global_batch=job.batch.global_batch,
             documents=job.data.document_attention,
         )
 
-    held_out = data.validation if job.run.validate_every else ()
-    return loader(data.train), loader(held_out) if held_out else None
+    training = loader(data.train)
+    if not (job.run.validate_every and data.validation):
+        return training, None
+    try:
+        return training, loader(data.validation)
+    except Refused as refused:
+        reason = "; ".join(f"too little text is held out: {problem.reason}" for problem in refused.problems)
+        raise Refused([Problem("data.validation_fraction", job.data.validation_fraction, reason)]) from None
 
 
 def _weights(job: Job, sets: Sequence[TokenSet]) -> tuple[float, ...]:
