@@ -78,6 +78,10 @@ WRONG = {
         arguments=("--zero=1.0",),
         says=["--zero: parallel.zero = 1.0: no such choice; nearest legal: 0, 1, 2, 3"],
     ),
+    "a string for a choice of numbers": Wrong(
+        arguments=('--zero="1"',),
+        says=['--zero: parallel.zero = 1: no such choice: "1", a string; nearest legal: 0, 1, 2, 3'],
+    ),
     "a ZeRO stage that does not exist": Wrong(
         text=JOB.replace("zero = 2", "zero = 4"),
         says=["job.toml:19: parallel.zero = 4: no such choice; nearest legal: 0, 1, 2, 3"],

@@ -215,7 +215,10 @@ def _accept(key: Key, setting: Setting, problems: list[Problem]) -> dict[Key, Se
     legal = choices(type_)
     alien = [v for v in values if (type(v), v) not in [(type(choice), choice) for choice in legal]] if legal else []
     if alien:
-        return refuse(f"no such choice{f': {shown(alien[0])}' if value is not alien[0] else ''}", legal)
+        # A string that spells a number is told from the number that it is not.
+        quoted = f': "{alien[0]}", a string' if isinstance(alien[0], str) and not isinstance(legal[0], str) else ""
+        which = quoted or (f": {shown(alien[0])}" if value is not alien[0] else "")
+        return refuse(f"no such choice{which}", legal)
     return {key: setting}
 
 
