@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trigrid.blueprint.claims import Kernels, claims, saved_bytes
+from trigrid.blueprint.decoder import block_kinds
 from trigrid.blueprint.flops import forward_flops_per_token
 from trigrid.spec.model import ModelSpec
 from trigrid.spec.models import load_model
@@ -42,17 +43,22 @@ def test_tensor_and_sequence_parallelism_cut_what_korthikanti_says(t: int) -> No
     assert layer_bytes(GPT3, KORTHIKANTI, s, b, t, True, selective=True) == 34 * s * b * h / t
 
 
-@pytest.mark.parametrize("spec", [GPT3, load_model("llama3-8b"), load_model("qwen3-8b")], ids=lambda s: s.name)
+COUNTED = ["llama3-8b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"]
+
+
+@pytest.mark.parametrize("spec", [GPT3, *map(load_model, COUNTED)], ids=lambda s: s.name)
 def test_products_are_those_of_the_flops(spec: ModelSpec) -> None:
     """R86, P20: grouped queries, gate, head: 2 · into · out, and 2 · 2 · heads · dim · sequence of attention."""
     sequence, total = 4096, 0.0
-    for kind, count in (("embedding", 1), (spec.block, spec.layers), ("head", 1)):
+    for kind, count in (("embedding", 1), *block_kinds(spec), ("head", 1)):
         unit = claims(spec, kind, Kernels())
-        total += count * sum(2 * g.into * g.out for g in unit.gemms)
+        times = spec.experts.top_k if spec.experts else 1
+        total += count * sum(2 * g.into * g.out * (times if g.routed else 1) for g in unit.gemms)
         total += count * sum(2 * a.heads * (a.qk_dim + a.v_dim) * sequence for a in unit.attends)
     assert total == forward_flops_per_token(spec, sequence, causal=False)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(["llama3-8b", "gpt3-175b", "qwen3-8b"]), st.booleans(), st.booleans(), st.sampled_from([1, 2, 8])
 )
@@ -85,3 +91,31 @@ def test_the_loss_keeps_one_softmax_in_fp32() -> None:
     assert kept(whole, 1) - kept(chunked, 1) == 8192 * 151936 * 4
     assert round(8192 * 151936 * 4 / 2**30, 1) == 4.6
     assert kept(whole, 8) - kept(chunked, 8) == 8192 * 151936 * 4 / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "active"), [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22), ("deepseek-v3", 37)]
+)
+def test_active_parameters_are_the_published_ones(name: str, active: float) -> None:
+    """R86: a token without attention scores costs two FLOPs per active parameter, but for the embedding's look-up."""
+    spec = load_model(name)
+    billions = forward_flops_per_token(spec, 0, causal=True) / 2 / 1e9 + spec.vocab * spec.hidden / 1e9
+    assert billions == pytest.approx(active, rel=0.03)
+
+
+def test_experts_save_what_their_tokens_need() -> None:
+    """P2: top_k tokens' worth of the inner width, cut by TP, whatever the number of experts."""
+    spec = load_model("mixtral-8x7b")
+    kept = {t.name: t for t in claims(spec, "moe", Kernels()).saved}
+    assert spec.experts
+    for name in ("expert_gate", "expert_up", "expert_down_input"):
+        assert (kept[name].elements, kept[name].cut) == (spec.experts.top_k * spec.experts.ffn, "tp")
+    assert kept["dispatched"].elements == spec.experts.top_k * spec.hidden
+
+
+def test_latent_attention_saves_its_narrow_vectors_uncut() -> None:
+    spec = load_model("deepseek-v3")
+    kept = {t.name: t for t in claims(spec, "moe", Kernels(regather=True)).saved}
+    assert (kept["latents"].elements, kept["latents"].cut) == (2 * (1536 + 512), "sequence")
+    assert kept["attention_output"].elements == 128 * 128
+    assert kept["q"].elements == 128 * 192

@@ -1,17 +1,37 @@
-"""What a job will need: memory of every stage, time of a step, and why, in closed form and without a GPU.
+"""What a job will need, in closed form.
 
-plan.py       make_plan(job) → Plan, and the JSON contract
-memory.py     bytes of every pipeline stage by category
-compute.py    seconds of a unit's operations
-network.py    seconds of collectives and messages; places.py: where groups sit
-pipeline.py   stages put together, in closed form or for a replay
-step.py       a step as parts that sum to it
-goodput.py    how often to save, and the productive share
-explain.py    formula, inputs and source of every figure
-notes.py      warnings, each with its cost and the way out
-software.py   what the trainer does apart from the layout; machine.py: the accelerator; setup.py: layout and batch
-constants.py  the fitted constants, from constants.toml
-validate.py   plans against published measurements; rows.py and facts.py read a row, evidence/ holds them
-traffic.py    every collective and message of a step of this project's engine, counted
-state.py      bytes of weights, gradients and optimizer of one rank of it, counted
+setup.py     one layout with its batch as plain numbers
+memory.py    bytes of each stage by category
+compute.py   seconds of a unit's operations; network.py: of collectives, from where the ranks sit
+step.py      seconds of a step, in closed form or with the schedule replayed
+plan.py      the plan of a job; explain.py and notes.py: its figures' formulas, its warnings
+space.py     every legal layout; bounds.py: what no replay can beat; search.py: the best of them
+around.py    each knob one notch away, and why; changes.py: what would fit
+shape.py     a model by its size
+validate.py  plans beside published measurements
+traffic.py   every collective and message of the engine's step, counted
+state.py     bytes of weights, gradients and optimizer on one rank
+
+The folder itself can be called: `trigrid.plan(model, cluster, layout)`, see api.py.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trigrid.plan.plan import Plan
+
+
+class _Callable(ModuleType):
+    """A module that is also the function of its name: importing any file of it would hide a function beside it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Plan:
+        from trigrid.plan.api import plan
+
+        return plan(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,107 @@
+"""What would make a job fit that does not, and which global batch would use the GPUs better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from trigrid.errors import Refused
+from trigrid.plan.plan import setup_of
+from trigrid.plan.search import Candidate, Found, Searcher
+from trigrid.plan.setup import Setup
+from trigrid.plan.software import Software
+from trigrid.plan.space import KNOBS, Space, job_of
+from trigrid.spec.gpu import GIB, gpus
+from trigrid.spec.rules import check
+
+DEGREES = ("tp", "cp", "pp")
+MOST_GPUS = 64
+"""Times as many as asked that are tried to make a job fit."""
+FEW_REPLAYS = 5
+
+
+@dataclass(frozen=True)
+class Change:
+    """A single change that makes a job fit; setup: in the layout that is then the fastest."""
+
+    what: str
+    step_s: float
+    bytes: float
+    setup: Setup
+
+
+def changes_that_fit(found: Found) -> tuple[Change, ...]:
+    """Single changes after which the job of `found`, which does not fit, does: those of the layout first, then more
+    GPUs, another accelerator, shorter sequences."""
+    space, software = found.space, found.software
+    changes = []
+    for knob in KNOBS:
+        if knob in space.open or knob in ("dp", "gather", "reduce"):
+            continue
+        opened = {knob, "dp"} if knob in DEGREES else {knob}
+        best = _best(replace(space, open=space.open | opened), software)
+        if best:
+            name = {"virtual_stages": "virtual"}.get(knob, knob)
+            before, after = getattr(setup_of(space.job, software), name), getattr(best.setup, name)
+            changes.append(Change(f"{knob} {before} → {after}", best.step_s, best.bytes, best.setup))
+    changes.sort(key=lambda change: change.step_s)
+    times = 2
+    while times <= MOST_GPUS:
+        best = _best(replace(space, gpus=space.gpus * times, open=space.open | {"dp"}), software)
+        if best:
+            changes.append(Change(f"{space.gpus * times:,} GPUs", best.step_s, best.bytes, best.setup))
+            break
+        times *= 2
+    return (*changes, *_elsewhere(found))
+
+
+def _best(space: Space, software: Software) -> Candidate | None:
+    if not space.grids:
+        return None
+    searcher = Searcher(space, software)
+    if searcher.tightest().bytes > searcher.ceiling:
+        return None
+    ranked = searcher.run(FEW_REPLAYS, slack=1.0).ranked
+    return ranked[0] if ranked else None
+
+
+def _elsewhere(found: Found) -> Iterator[Change]:
+    space, software = found.space, found.software
+    wider = sorted((gpu for gpu in gpus().values() if gpu.hbm_bytes > found.chosen.bytes), key=lambda g: g.hbm_bytes)
+    for gpu in wider:
+        job = replace(space.job, cluster=replace(space.job.cluster, gpu=gpu.name))
+        try:
+            best = _best(replace(space, job=job), software)
+        except Refused:
+            # It does not multiply the job's number format.
+            continue
+        if best:
+            yield Change(f"{gpu.name} of {gpu.hbm_bytes / GIB:.0f} GiB", best.step_s, best.bytes, best.setup)
+            return
+
+
+def nearest_batch(found: Found) -> tuple[int, Candidate] | None:
+    """The global batch nearest to the one asked with which more of the GPUs are used and a token costs less time, and
+    the best layout then; None where there is none."""
+    space, chosen = found.space, found.chosen
+    if not found.spare_gpus or "dp" not in space.open:
+        return None
+    batch = space.job.batch.global_batch
+    others = chosen.setup.tp * chosen.setup.cp * chosen.setup.pp
+    dp = space.gpus // others
+    sizes = {dp * max(1, batch // dp), dp * (batch // dp + 1)} - {batch}
+    best: tuple[float, int, Candidate] | None = None
+    for size in sorted(sizes, key=lambda n: abs(n - batch)):
+        job = replace(space.job, batch=replace(space.job.batch, global_batch=size))
+        opened = space.open - {"tp", "cp", "pp", "dp"}
+        layout = replace(job.parallel, tp=chosen.setup.tp, cp=chosen.setup.cp, pp=chosen.setup.pp, dp=dp)
+        narrowed = replace(job, parallel=layout)
+        narrow = Space(narrowed, opened, space.gpus, setup_of(narrowed, found.software), space.selective)
+        if check(job_of(narrow.job, next(narrow.setups(), chosen.setup))):
+            continue
+        candidate = _best(narrow, found.software)
+        if candidate and (best is None or candidate.step_s / size < best[0]):
+            best = (candidate.step_s / size, size, candidate)
+    if best is None or best[0] >= chosen.step_s / batch:
+        return None
+    return best[1], best[2]

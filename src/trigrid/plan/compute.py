@@ -1,0 +1,175 @@
+"""Seconds of a unit's operations on one rank: matrix products, attention, memory-bound operations, launches.
+
+Product (m × k by k × n): max(FLOPs ÷ (rate · tiles · k ÷ (k + k½)), bytes ÷ HBM), where `tiles` is the share of the
+last wave of output tiles that is filled, for the best of a few tile shapes. Fused attention: the causal half of the
+scores, backward 2.5 times the forward (Dao 2022). Memory-bound operations: bytes ÷ HBM. A unit takes at least as long
+as the host needs to start its kernels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trigrid.blueprint.claims import Attend, Claims, Gemm, claims
+from trigrid.plan.constants import of_generation
+from trigrid.plan.machine import Machine
+from trigrid.plan.software import Software
+from trigrid.spec.model import ModelSpec
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.8), (64, 64, 0.6))
+BACKWARD_OF_FUSED_ATTENTION = 2.5
+
+
+class Cut(NamedTuple):
+    """What decides the time of a unit on one rank: degrees, sequences of a microbatch and their length in tokens."""
+
+    tp: int
+    cp: int
+    ep: int
+    sequence_parallel: bool
+    micro_batch: int
+    sequence: int
+
+    @property
+    def tokens(self) -> float:
+        return self.micro_batch * self.sequence / self.cp
+
+
+class UnitTime(NamedTuple):
+    """Seconds for one microbatch, without communication. again_s: what selective recomputation runs once more.
+
+    attend_s: attention's part of forward, beside which CP's messages run; routed_s: the experts' part of forward, half
+    of their part of backward, which the fullest rank decides.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    again_s: float
+    attend_s: float = 0.0
+    routed_s: float = 0.0
+
+
+class Compute:
+    """Prices units of one model on one machine; remembers what it has priced."""
+
+    def __init__(self, spec: ModelSpec, machine: Machine, software: Software, number_format: str):
+        self.spec, self.machine, self.software = spec, machine, software
+        values, generation = machine.values, machine.gpu.generation
+        half = "bf16" if "bf16" in machine.gpu.peak_flops else "fp16"
+        block = number_format if number_format.split("-")[0] in machine.gpu.peak_flops else half
+        self._wide = half if block.startswith("fp8") else block
+        alone = values[f"products.{software.generation}"]
+        self._rates = {True: alone * machine.gemm_flops(block), False: alone * machine.gemm_flops(self._wide)}
+        self._hbm = machine.gpu.hbm_Bps * values[f"hbm.{software.generation}"]
+        self._launch = values[f"launch.{software.generation}"]
+        self._half_k, self._unaligned = values["gemm.half_k"], values["gemm.unaligned"]
+        # Clocks under load hold for attention as well: its share is of the sustained peak.
+        peak = machine.gpu.peak_flops[self._wide] * machine.gpu.sustained.get(self._wide, 0.8)
+        self._attention = peak * of_generation(values, f"attention.{_attention_kind(software)}", generation)
+        self._half_sequence = values["attention.half_sequence"]
+        self._half_head = values["attention.unfused.half_k"]
+        self._grouped = values["moe.grouped"]
+        self._bytes = software.policy.compute
+        self._units: dict[tuple[str, Cut], UnitTime] = {}
+        self._products: dict[tuple[float, float, float, bool], float] = {}
+
+    def unit(self, kind: str, cut: Cut) -> UnitTime:
+        """The time of a unit of `kind`."""
+        key = (kind, cut)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._price(claims(self.spec, kind, self.software.kernels), cut)
+        return found
+
+    def _price(self, unit: Claims, cut: Cut) -> UnitTime:
+        tokens, block = cut.tokens, unit.kind not in ("head", "embedding")
+        forward = into = weight = again = routed = attention = 0.0
+        for gemm in unit.gemms:
+            m, n, k, count = _shape(gemm, cut, self.spec)
+            # The experts' products are one kernel.
+            share = self._grouped if gemm.routed else 1.0
+            one = count * self.product_s(m, n, k, block) / share
+            forward += one
+            into += count * self.product_s(m, k, n, block) / share
+            weight += count * self.product_s(n, k, m, block) / share
+            if gemm.again:
+                again += one
+            if gemm.routed:
+                routed += one
+        for attend in unit.attends:
+            one, back, core = self._attend_s(attend, cut, tokens)
+            forward, into, again, attention = forward + one, into + back, again + core, attention + one
+        selective = self.software.kernels.selective
+        kernels = len(unit.gemms) + 2 * len(unit.attends)
+        for item in unit.passes:
+            divided = cut.tp if item.cut == "tp" or (item.cut == "sequence" and cut.sequence_parallel) else 1
+            each = tokens * self._bytes / divided * (cut.sequence if item.scores else 1) / self._hbm
+            one = item.forward * each
+            forward += one
+            into += item.backward * each
+            kernels += item.kernels
+            if selective == "alternate" or item.scores:
+                again += one
+        # The host starts kernels while the device works: where it is slower, the device waits for it.
+        host = kernels * self._launch
+        slow = max(1.0, host / forward)
+        slow_back = max(1.0, 2 * host / (into + weight))
+        return UnitTime(forward * slow, into * slow_back, weight * slow_back, again * slow, attention, routed)
+
+    def product_s(self, m: float, n: float, k: float, block: bool) -> float:
+        """Seconds of an m × k by k × n product. block: in the blocks' number format, else the wide one."""
+        key = (m, n, k, block)
+        found = self._products.get(key)
+        if found is None:
+            sms = self.machine.gpu.sms
+            best = 0.0
+            for rows, columns, quality in TILES:
+                tiles = -(-m // rows) * -(-n // columns)
+                waves = -(-tiles // sms)
+                best = max(best, quality * m * n / (waves * sms * rows * columns))
+            arithmetic = 2 * m * n * k * (k + self._half_k) / (k * self._rates[block] * best)
+            moved = self._bytes * (m * k + k * n + m * n) / self._hbm
+            found = self._products[key] = max(arithmetic, moved)
+        return found
+
+    def _attend_s(self, attend: Attend, cut: Cut, tokens: float) -> tuple[float, float, float]:
+        """Seconds of attention forward, backward, and of what selective recomputation runs again."""
+        heads = attend.heads / cut.tp
+        widths = attend.qk_dim + attend.v_dim
+        flops = 2 * heads * widths * tokens * cut.sequence
+        if self.software.kernels.fused_attention:
+            # Heads of 64 reach 132 to 171 TFLOP/s where those of 128 reach 141 to 189 (Dao 2023, causal, A100).
+            narrow = min(1.0, (widths / 2 + 650) / 778)
+            rate = self._attention * narrow * cut.sequence / (cut.sequence + self._half_sequence)
+            forward = flops / 2 / rate
+            return forward, BACKWARD_OF_FUSED_ATTENTION * forward, 0.0
+        wide, dim = self._rates[False], attend.qk_dim
+        rate = wide * dim / (dim + self._half_head)
+        # Kernels read 16 bytes at once: heads of no multiple of 8 elements fall off that path.
+        rate *= min(1.0, self._unaligned * dim / 128) if dim % 8 else 1.0
+        forward = flops / rate
+        return forward, 2 * forward, forward
+
+
+def _attention_kind(software: Software) -> str:
+    return "fused" if software.generation == "fused" else "eager"
+
+
+def _shape(gemm: Gemm, cut: Cut, spec: ModelSpec) -> tuple[float, float, float, float]:
+    """Rows, columns, inner length and number of the products that `gemm` is on one rank.
+
+    A routed product is one for each expert of the rank, on the tokens that all ranks of the EP group send it.
+    """
+    n, k = gemm.out, gemm.into
+    if gemm.routed:
+        assert spec.experts is not None
+        experts = spec.experts
+        rows = max(1.0, cut.tokens * experts.top_k * cut.ep / experts.count)
+        n, k = (n // cut.tp, k) if gemm.cut == "out" else (n, k // cut.tp)
+        return rows, max(1, n), max(1, k), experts.count / cut.ep
+    if gemm.cut == "out":
+        n = n // min(cut.tp, gemm.pieces or cut.tp)
+    elif gemm.cut == "into":
+        k = k // cut.tp
+    return cut.tokens, max(1, n), max(1, k), 1.0

@@ -1,0 +1,71 @@
+"""One accelerator with its networks and the constants that hold for it, resolved once for many plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trigrid.plan.constants import of_generation, shipped
+from trigrid.spec.gpu import Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """gpus_per_node: ranks of an NVLink domain; nodes_per_leaf: under one switch. Bandwidths are one way, per GPU.
+
+    oversubscription: how many times less the spine carries than the leaves. values: constants by name.
+    fabric: "" for InfiniBand and RoCE, "opa" for Omni-Path, which has no direct access to the GPUs' memory.
+    """
+
+    gpu: Gpu
+    gpus_per_node: int
+    nodes_per_leaf: int
+    nvlink_Bps: float
+    nic_Bps: float
+    oversubscription: float
+    values: Mapping[str, float]
+    fabric: str = ""
+
+    def gemm_flops(self, number_format: str) -> float:
+        """FLOP/s of a large product in `number_format`."""
+        gpu = self.gpu
+        plain = number_format.split("-")[0]
+        kind = number_format if plain == "fp8" else "half"
+        peak = gpu.peak_flops[plain] * gpu.sustained.get(plain, 0.8)
+        return peak * of_generation(self.values, "gemm", gpu.generation, kind)
+
+    @property
+    def nvlink(self) -> float:
+        """Bytes a second of a ring inside the NVLink domain."""
+        return self.nvlink_Bps * of_generation(self.values, "nvlink", self.gpu.generation)
+
+    @property
+    def nic(self) -> float:
+        """Bytes a second of a collective over one GPU's NIC."""
+        if self.fabric:
+            return self.nic_Bps * self.values[f"nic.{self.fabric}"]
+        return self.nic_Bps * of_generation(self.values, "nic", self.gpu.generation)
+
+
+def make_machine(
+    gpu: Gpu,
+    *,
+    gpus_per_node: int | None = None,
+    nodes_per_leaf: int = 32,
+    nic_Bps: float | None = None,
+    nvlink_Bps: float | None = None,
+    oversubscription: float = 1.0,
+    values: Mapping[str, float] | None = None,
+    fabric: str = "",
+) -> Machine:
+    """`gpu` in a cluster; what is left out is the catalogue's."""
+    return Machine(
+        gpu=gpu,
+        gpus_per_node=gpus_per_node or gpu.nvlink_domain,
+        nodes_per_leaf=nodes_per_leaf,
+        nvlink_Bps=nvlink_Bps or gpu.nvlink_Bps,
+        nic_Bps=nic_Bps or gpu.nic_Bps,
+        oversubscription=oversubscription,
+        values=values or shipped(),
+        fabric=fabric,
+    )

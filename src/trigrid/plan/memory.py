@@ -1,0 +1,438 @@
+"""Bytes on each pipeline stage, by category, at the moment of the step that needs most.
+
+Moments
+    loss        backward begins on the last stage: every microbatch in flight, the logits, their gradients
+    block       backward of the newest microbatch's last block: its working set in place of the logits
+    optimizer   after the last backward: state, reduced shards, temporaries of the update
+    start       when the state is made: one parameter is whole at a time
+
+Categories
+    weights, master, gradients, optimizer   state (Rajbhandari 2020, section 5, in the policy's formats)
+    activations   saved for backward, times what the schedule keeps in flight
+    logits        what head and loss keep and hold
+    transients    working set of a backward, units gathered by ZeRO-3, buckets being reduced, temporaries of an update
+    buffers       messages between stages
+    workspace     of matrix products
+    allocator     reserved by the caching allocator and not allocated
+    runtime       context and communicators, which only the device sees
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trigrid.blueprint.claims import Claims, Saved, claims, saved_bytes
+from trigrid.blueprint.decoder import Unit, block_kinds, decoder_units
+from trigrid.blueprint.parameters import localise
+from trigrid.ledger import Ledger
+from trigrid.plan.compute import Cut
+from trigrid.plan.setup import V_SHAPED, Setup, most_in_flight, schedule_of
+from trigrid.plan.software import Software
+from trigrid.schedule import peak_bytes
+from trigrid.spec.layout import Layout
+from trigrid.spec.model import ModelSpec
+
+DEVICE_ONLY = ("runtime",)
+RESERVED_ONLY = ("allocator", *DEVICE_ONLY)
+
+
+class Bucket(NamedTuple):
+    """Elements of one bucket on one TP rank: dense ones, and those of routed experts, which another group shares."""
+
+    name: str
+    dense: int
+    experts: int
+
+
+class UnitBytes(NamedTuple):
+    """Of one microbatch: saved for backward, kept where the unit is recomputed, worked on in backward, and kept from
+    the input backward to the weight backward where the two are apart."""
+
+    saved: float
+    kept: float
+    working: float
+    for_weights: float
+
+
+class Held(NamedTuple):
+    """What one pipeline rank holds: its stages, the blocks of each, all its units, kinds of blocks and of ends."""
+
+    stages: tuple[int, ...]
+    chunks: tuple[tuple[tuple[str, int], ...], ...]
+    parts: tuple[tuple[str, int], ...]
+    layers: int
+    blocks: tuple[str, ...]
+    ends: tuple[str, ...]
+    first: bool
+    last: bool
+
+
+class StageUse(NamedTuple):
+    """What one pipeline rank holds, in bytes, at `moment`, the one that needs most; peaks: all that is allocated at
+    each moment."""
+
+    rank: int
+    layers: int
+    parameters: int
+    state: tuple[int, int, int, int]
+    activations: float
+    logits: float
+    transients: float
+    buffers: float
+    moment: str
+    peaks: tuple[tuple[str, float], ...]
+
+    @property
+    def training_bytes(self) -> float:
+        return sum(self.state) + self.activations + self.logits + self.transients + self.buffers
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """A stage's ledger. allocated, reserved and device are three different meters (torch's two, nvidia-smi's)."""
+
+    use: StageUse
+    ledger: Ledger
+
+    @property
+    def total_bytes(self) -> int:
+        """As the device sees it."""
+        return self.ledger.total_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.total_bytes - sum(self.ledger[name] for name in RESERVED_ONLY)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.total_bytes - sum(self.ledger[name] for name in DEVICE_ONLY)
+
+
+class Memory:
+    """Counts bytes of one model under one software; remembers what it has counted."""
+
+    def __init__(self, spec: ModelSpec, software: Software, values: Mapping[str, float]):
+        self.spec, self.software, self.values = spec, software, values
+        self.reserved_share = values[
+            "memory.reserved_share_expandable" if software.expandable else "memory.reserved_share"
+        ]
+        self._kinds: tuple[tuple[str, int], ...] = block_kinds(spec)
+        self._units: dict[tuple[str, Cut, str], UnitBytes] = {}
+        self._stages: dict[tuple[object, ...], tuple[tuple[tuple[str, int], ...], ...]] = {}
+        self._held: dict[tuple[object, ...], tuple[Held, ...]] = {}
+        self._buckets: dict[tuple[int, int], dict[str, tuple[Bucket, ...]]] = {}
+        self._state: dict[tuple[object, ...], tuple[tuple[int, int, int, int], int]] = {}
+
+    # Parameters
+
+    def buckets(self, tp: int, ep: int) -> dict[str, tuple[Bucket, ...]]:
+        """The buckets of each kind of unit on one TP rank, which engine/buckets cuts in the same way."""
+        found = self._buckets.get((tp, ep))
+        if found is None:
+            layout = Layout(tp=tp)
+            found = {unit.kind: _unit_buckets(unit, layout, ep) for unit in decoder_units(self.spec)}
+            self._buckets[tp, ep] = found
+        return found
+
+    def held(self, setup: Setup) -> tuple[Held, ...]:
+        """What each pipeline rank holds."""
+        key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED, setup.stage_layers)
+        found = self._held.get(key)
+        if found is None:
+            found = self._held[key] = self._partition(setup)
+        return found
+
+    def _partition(self, setup: Setup) -> tuple[Held, ...]:
+        split = setup.layers_of(self.spec.layers)
+        stages: list[list[int]] = [[] for _ in range(setup.pp)]
+        chunks: list[list[tuple[tuple[str, int], ...]]] = [[] for _ in range(setup.pp)]
+        before = 0
+        for stage, count in enumerate(split):
+            rank = setup.holder(stage)
+            stages[rank].append(stage)
+            chunks[rank].append(tuple(self.kinds(before, count)))
+            before += count
+        found = []
+        for rank in range(setup.pp):
+            first, last = 0 in stages[rank], len(split) - 1 in stages[rank]
+            kinds: dict[str, int] = {"embedding": 1} if first else {}
+            for chunk in chunks[rank]:
+                for kind, count in chunk:
+                    kinds[kind] = kinds.get(kind, 0) + count
+            if last:
+                kinds["head"] = 1
+            layers = sum(split[stage] for stage in stages[rank])
+            blocks = tuple(kind for kind in kinds if kind not in ("embedding", "head"))
+            ends = tuple(kind for kind in kinds if kind in ("embedding", "head"))
+            parts = tuple(kinds.items())
+            found.append(Held(tuple(stages[rank]), tuple(chunks[rank]), parts, layers, blocks, ends, first, last))
+        return tuple(found)
+
+    def units_of_stages(self, setup: Setup) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """(kind, count) of the units of each stage, in the order of the stages."""
+        key = (setup.pp, setup.virtual, setup.stage_layers)
+        found = self._stages.get(key)
+        if found is None:
+            split, before, stages = setup.layers_of(self.spec.layers), 0, []
+            for count in split:
+                stages.append(tuple(self.kinds(before, count)))
+                before += count
+            stages[0] = (("embedding", 1), *stages[0])
+            stages[-1] = (*stages[-1], ("head", 1))
+            found = self._stages[key] = tuple(stages)
+        return found
+
+    def parts(self, setup: Setup, rank: int) -> tuple[tuple[str, int], ...]:
+        """(kind, count) of the units that pipeline rank `rank` holds."""
+        return self.held(setup)[rank].parts
+
+    def kinds(self, first: int, count: int) -> list[tuple[str, int]]:
+        """(kind, count) of `count` blocks from number `first` on."""
+        found, start = [], 0
+        for kind, many in self._kinds:
+            here = min(first + count, start + many) - max(first, start)
+            if here > 0:
+                found.append((kind, here))
+            start += many
+        return found
+
+    def state(self, setup: Setup, rank: int) -> tuple[tuple[int, int, int, int], int]:
+        """((weights, master, gradients, optimizer) bytes, parameters) of pipeline rank `rank`, first shard."""
+        parts = self.parts(setup, rank)
+        sharing = (setup.dp, setup.cp, setup.dp_replicate, setup.zero, setup.reduce_per_microbatch)
+        key = (parts, setup.tp, setup.ep, *sharing)
+        found = self._state.get(key)
+        if found is None:
+            found = self._state[key] = self._count_state(setup, parts)
+        return found
+
+    def _count_state(self, setup: Setup, parts: tuple[tuple[str, int], ...]) -> tuple[tuple[int, int, int, int], int]:
+        policy, table = self.software.policy, self.buckets(setup.tp, setup.ep)
+        shards = setup.shards
+        expert_shards = max(1, shards // setup.ep)
+        seen: set[str] = set()
+        weights = master = gradients = moments = total = 0
+        for kind, count in parts:
+            for bucket in table[kind]:
+                if bucket.name == "tied":
+                    if "tied" in seen:
+                        continue
+                    seen.add("tied")
+                for numel, among in ((bucket.dense, shards), (bucket.experts, expert_shards)):
+                    if not numel:
+                        continue
+                    shard = -(-numel // among)
+                    whole = shard * among
+                    held = shard if setup.zero else whole
+                    total += count * numel
+                    weights += count * (0 if setup.zero == 3 else whole * policy.weights)
+                    own = policy.master or (policy.weights if setup.zero == 3 else 0)
+                    master += count * held * own
+                    gradients += count * policy.gradients * (shard if setup.reduce_per_microbatch else whole)
+                    moments += count * policy.moments * (min(shard, numel) if setup.zero else numel)
+        return (weights, master, gradients, moments), total
+
+    # Activations
+
+    def unit(self, kind: str, cut: Cut, recompute: str) -> UnitBytes:
+        """Bytes of one unit for one microbatch."""
+        key = (kind, cut, recompute)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._measure(claims(self.spec, kind, self.software.kernels), cut, recompute)
+        return found
+
+    def _measure(self, unit: Claims, cut: Cut, recompute: str) -> UnitBytes:
+        size = self.software.policy.compute
+
+        def count(tensors: tuple[Saved, ...], selective: bool = False) -> float:
+            return saved_bytes(
+                tensors,
+                tokens=cut.tokens,
+                sequence=cut.sequence,
+                tp=cut.tp,
+                sequence_parallel=cut.sequence_parallel,
+                compute_bytes=size,
+                selective=selective,
+            )
+
+        saved = count(unit.saved, recompute == "selective")
+        entry = Saved("input", self.spec.hidden, "compute", "sequence")
+        kept = count((entry,)) if unit.kind != "embedding" else 0.0
+        dropped = tuple(t for t in unit.saved if t.dropped) if recompute == "selective" else ()
+        working = count(unit.working) + count(dropped)
+        many = self.spec.experts.top_k if self.spec.experts else 1
+        for_weights = sum(
+            (g.into / (cut.tp if g.cut == "into" else 1) + g.out / (cut.tp if g.cut == "out" else 1))
+            * (many if g.routed else 1)
+            for g in unit.gemms
+        )
+        return UnitBytes(saved, min(kept, saved), working, for_weights * size * cut.tokens)
+
+    def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
+        """Of some blocks, for one microbatch: bytes kept to their backward, working set of the hungriest, and bytes
+        kept from there to the weight backward."""
+        kept = working = for_weights = 0.0
+        mode = "none" if setup.recompute == "full" else setup.recompute
+        for kind, count in kinds:
+            unit = self.unit(kind, cut, mode)
+            if setup.recompute == "full":
+                again = round(count * setup.recomputed)
+                kept += again * unit.kept + (count - again) * unit.saved
+                one = unit.working + (unit.saved - unit.kept if again else 0.0)
+            else:
+                kept += count * unit.saved
+                one = unit.working
+            for_weights += count * unit.for_weights
+            working = max(working, one)
+        return kept, working, for_weights
+
+    # Stages
+
+    def use(self, setup: Setup, rank: int, *, exact: bool = False) -> StageUse:
+        """What pipeline rank `rank` holds. exact: activations from the schedule itself, chunk by chunk, where the
+        closed form takes the rank's mean chunk."""
+        cut, policy, mine = setup.cut, self.software.policy, self.held(setup)[rank]
+        state, parameters = self.state(setup, rank)
+        chunks = [self.chunk(setup, cut, kinds) for kinds in mine.chunks]
+        working = max((chunk[1] for chunk in chunks), default=0.0)
+        activations = self._in_flight(setup, rank, mine.stages, chunks, exact)
+        first, last = mine.first, mine.last
+        embedding = self.unit("embedding", cut, "none").saved if first and setup.recompute != "full" else 0.0
+        activations += embedding * min(setup.microbatches, setup.pp)
+        logits = 0.0
+        if last:
+            head = self.unit("head", cut, "none")
+            waiting = setup.microbatches if setup.schedule == "gpipe" else 1
+            logits = (waiting if setup.recompute != "full" else 1) * head.saved + head.working
+        table = self.buckets(setup.tp, setup.ep)
+        block = max((sum(b.dense + b.experts for b in table[kind]) for kind in mine.blocks), default=0)
+        ends = [sum(b.dense for b in table[kind]) for kind in mine.ends]
+        gathered, reduced = self._zero_bytes(setup)
+        at_block = working + block * ((1 + self.software.prefetched) * gathered + reduced)
+        at_end = max(ends, default=0) * (gathered + reduced) + block * self.software.prefetched * gathered
+        at_loss = logits + at_end if last else at_end
+        boundary = self.boundary_bytes(setup)
+        buffers = (2 + (setup.virtual > 1)) * boundary if setup.pp > 1 else 0.0
+        wide = max(at_block, at_loss if last else at_block)
+        if setup.shards > 1:
+            wide += self.software.bucket_bytes
+        updated = (state[3] / policy.moments) if policy.moments else 0.0
+        step = self.software.step_bytes * updated
+        if setup.zero and setup.shards > 1 and not setup.reduce_per_microbatch and self.software.reduced_copy:
+            step += updated * policy.reduce
+        if setup.zero in (1, 2):
+            step += max([block, *ends]) * policy.gather
+        training = activations + wide + buffers
+        base = sum(state)
+        start = max([block, *ends]) * (policy.master or policy.weights)
+        peaks = (
+            ("loss", base + activations + at_loss + buffers),
+            ("block", base + activations + at_block + buffers),
+            ("optimizer", base + step),
+            ("start", base + start),
+        )
+        if step > training:
+            return StageUse(rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, "optimizer", peaks)
+        moment = "loss" if last and at_loss >= at_block else "block"
+        return StageUse(
+            rank,
+            mine.layers,
+            parameters,
+            state,
+            activations,
+            logits,
+            max(0.0, wide - logits),
+            buffers,
+            moment,
+            peaks,
+        )
+
+    def peak_bytes(self, setup: Setup) -> float:
+        """What the fullest pipeline rank needs, as the device sees it, in closed form.
+
+        Early ranks keep most in flight, the last has the loss: only the first two, the last and the one with most
+        layers can be the fullest.
+        """
+        pp = setup.pp
+        if pp <= 4:
+            ranks: Iterable[int] = range(pp)
+        else:
+            held = self.held(setup)
+            ranks = {0, 1, pp - 1, max(range(pp), key=lambda rank: held[rank].layers)}
+        return max(self.device_bytes(setup, self.use(setup, rank)) for rank in ranks)
+
+    def _in_flight(
+        self, setup: Setup, rank: int, held: tuple[int, ...], chunks: list[tuple[float, float, float]], exact: bool
+    ) -> float:
+        name, pp, m, v = setup.schedule, setup.pp, setup.microbatches, setup.virtual
+        if exact and len(set(chunks)) > 1:
+            forward, weight = [0] * (pp * v), [0] * (pp * v)
+            for stage, (kept, _, later) in zip(held, chunks, strict=True):
+                forward[stage], weight[stage] = round(kept), round(later)
+            return float(peak_bytes(schedule_of(name, pp, m, v), forward, weight)[rank])
+        until_input, until_weight = most_in_flight(name, pp, m, v)[rank]
+        kept = sum(chunk[0] for chunk in chunks) / len(chunks)
+        later = sum(chunk[2] for chunk in chunks) / len(chunks)
+        return until_input * kept + (until_weight - until_input) * later
+
+    def _zero_bytes(self, setup: Setup) -> tuple[float, float]:
+        """Bytes per parameter of a unit while it is gathered, and while its gradients wait to be reduced."""
+        policy = self.software.policy
+        gathered = float(policy.compute) if setup.zero == 3 and setup.gather_per_use else 0.0
+        reduced = float(policy.reduce) if setup.reduce_per_microbatch else 0.0
+        if reduced and policy.reduce != policy.compute and self.software.both_gradients:
+            reduced += policy.compute
+        return gathered, reduced
+
+    def boundary_bytes(self, setup: Setup) -> float:
+        """What one microbatch hands from stage to stage on one rank."""
+        cut = setup.cut
+        divided = cut.tp if cut.sequence_parallel else 1
+        return cut.tokens * self.spec.hidden * self.software.policy.compute / divided
+
+    def ledger(self, setup: Setup, use: StageUse) -> Ledger:
+        """The whole ledger of a stage, as the device sees it."""
+        values = self.values
+        weights, master, gradients, optimizer = use.state
+        inside = {
+            "weights": weights,
+            "master": master,
+            "gradients": gradients,
+            "optimizer": optimizer,
+            "activations": round(use.activations),
+            "logits": round(use.logits),
+            "transients": round(use.transients),
+            "buffers": round(use.buffers),
+            "workspace": round(values["memory.workspace_bytes"]),
+        }
+        allocated = sum(inside.values())
+        runtime = values["memory.context_bytes"] + communicators(setup) * values["memory.communicator_bytes"]
+        return Ledger(
+            {**inside, "allocator": round(allocated / self.reserved_share) - allocated, "runtime": round(runtime)}
+        )
+
+    def device_bytes(self, setup: Setup, use: StageUse) -> float:
+        """The ledger's total, without making one."""
+        values = self.values
+        allocated = use.training_bytes + values["memory.workspace_bytes"]
+        runtime = values["memory.context_bytes"] + communicators(setup) * values["memory.communicator_bytes"]
+        return allocated / self.reserved_share + runtime
+
+
+def communicators(setup: Setup) -> int:
+    """Communicators of a rank: one for each axis that is cut, one for the world, and one for each neighbour of a
+    pipeline and direction (P13: each has buffers of its own)."""
+    cut = (setup.tp > 1) + (setup.cp > 1) + (setup.dp > 1) + (setup.ep > 1) + (setup.dp_replicate > 1)
+    return cut + (setup.world > 1) + (2 if setup.pp == 2 else 4 if setup.pp > 2 else 0)
+
+
+def _unit_buckets(unit: Unit, layout: Layout, ep: int) -> tuple[Bucket, ...]:
+    held: dict[str, list[int]] = {}
+    for parameter in unit.parameters:
+        numel = localise(parameter, layout, 0).numel
+        sizes = held.setdefault("tied" if parameter.tied else unit.kind, [0, 0])
+        sizes[parameter.role.startswith("expert")] += numel
+    return tuple(Bucket(name, dense, experts // ep) for name, (dense, experts) in held.items())

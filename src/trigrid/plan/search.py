@@ -1,0 +1,299 @@
+"""The best layout of a job: every legal one bounded, those worth it priced, the best of them replayed.
+
+Branch and bound, nearest bound first (Land 1960): degrees by what evenly spread work would take, then each layout by
+bounds.py. What is left out cannot be SLACK times as fast as the best that is known, or cannot fit; both follow from the
+bounds, so the winner is that of a replay of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from trigrid.blueprint.claims import claims
+from trigrid.blueprint.decoder import block_kinds
+from trigrid.plan.bounds import Bounds, fullest_ranks
+from trigrid.plan.plan import Plan, make_plan, number_format, setup_of, step_for
+from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup
+from trigrid.plan.software import Software, engine_software
+from trigrid.plan.space import KNOBS, Degrees, Piping, Sharding, Space, job_of
+from trigrid.plan.step import Step
+from trigrid.spec.job import Job
+from trigrid.spec.rules import check_trainable
+
+SLACK = 1.03
+"""Layouts are priced, and told in the front, that take up to this many times as long as the best."""
+REPLAYED = 50
+ACTIONS = 200_000
+"""Of schedules that are replayed at most, beside the first FEWEST_REPLAYED layouts: a few seconds."""
+FEWEST_REPLAYED = 5
+MOST_PRICED = 40_000
+"""Where so many bounds are so near to each other, the search ends without a proof."""
+UNEVEN = 1.2
+"""The closed form of memory takes the mean of a rank's chunks: where they differ, what is this little too large is
+looked at chunk by chunk."""
+
+
+class Candidate(NamedTuple):
+    """A layout with its price; bytes of its fullest stage."""
+
+    step_s: float
+    bytes: float
+    setup: Setup
+
+
+@dataclass(frozen=True)
+class Counts:
+    """legal: distinct layouts; priced: those whose time was computed; fitting: those of them that fit and are about as
+    fast as the best; replayed: of these.
+
+    The others were left out because their bounds say that they do not fit, or are too slow.
+    """
+
+    legal: int
+    priced: int
+    fitting: int
+    replayed: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. ranked: replayed layouts that fit, the fastest first; front: Pareto front of memory and
+    time among the priced layouts, the fastest first. proved: no layout that was not replayed can be faster. tightest:
+    where nothing fits, the layout that needs least memory.
+    """
+
+    space: Space
+    software: Software
+    ranked: tuple[Candidate, ...]
+    front: tuple[Candidate, ...]
+    counts: Counts
+    proved: bool
+    tightest: Candidate | None = None
+
+    @property
+    def chosen(self) -> Candidate:
+        """The best layout, or the one that is nearest to fitting."""
+        if self.ranked:
+            return self.ranked[0]
+        assert self.tightest is not None
+        return self.tightest
+
+    @property
+    def job(self) -> Job:
+        return job_of(self.space.job, self.chosen.setup)
+
+    @property
+    def plan(self) -> Plan:
+        return make_plan(self.job, self.software)
+
+    @property
+    def spare_gpus(self) -> int:
+        return self.space.gpus - self.chosen.setup.world
+
+    def trainable(self) -> Candidate | None:
+        """The fastest of the replayed layouts that `trigrid train` runs."""
+        return next((c for c in self.ranked if not check_trainable(job_of(self.space.job, c.setup))), None)
+
+    def within(self, hbm_bytes: float) -> Candidate | None:
+        """The fastest of the front and of the replayed layouts that needs at most `hbm_bytes`."""
+        able = [c for c in (*self.ranked, *self.front) if c.bytes <= hbm_bytes]
+        return min(able, key=lambda c: c.step_s) if able else None
+
+
+class Searcher:
+    """A search under way."""
+
+    def __init__(self, space: Space, software: Software, hbm_bytes: float | None = None):
+        job = space.job
+        self.space, self.software = space, software
+        self.step: Step = step_for(job.model, job.cluster, software, number_format(job))
+        self.ceiling = hbm_bytes or self.step.machine.gpu.hbm_bytes
+        self.priced = 0
+        self.bounds = Bounds(self.step, self._some(space.grids[0]))
+        self._fullest: dict[tuple[int, int, bool, bool], tuple[tuple[int, ...], bool]] = {}
+        self._replays: dict[Setup, Candidate] = {}
+        self.found: list[Candidate] = []
+
+    def run(self, replays: int = REPLAYED, slack: float = SLACK) -> Found:
+        """Search; the space must not be empty."""
+        # What splits the backward is dear to count: it comes when a good layout without is known.
+        for splits in (False, True):
+            self.found += self._near(slack, splits)
+        ranked, proved = self._rank(replays)
+        counts = Counts(self.space.count(), self.priced, len(self.found), len(self._replays))
+        tightest = None if ranked else self.tightest()
+        return Found(self.space, self.software, ranked, self._front(), counts, proved, tightest)
+
+    # Bounds and prices
+
+    def _near(self, slack: float, splits: bool) -> Iterator[Candidate]:
+        """Layouts that fit, or nearly so, and are at most `slack` times as slow as the best; those that split the
+        backward, or those that do not."""
+        space, best = self.space, min((c.step_s for c in self._replays.values()), default=float("inf"))
+        heap: list[tuple[float, int, Degrees | Setup]] = []
+        order = count()
+        for grid in space.grids:
+            if any((piping.schedule in SPLIT_BACKWARD) == splits for piping in space.pipings(grid.pp)):
+                heappush(heap, (self._ideal_s(grid), next(order), grid))
+        while heap and heap[0][0] <= slack * best and self.priced < MOST_PRICED:
+            bound, _, item = heappop(heap)
+            if isinstance(item, Degrees):
+                for setup in self._pipelines(item, splits):
+                    least = self.bounds.step_s(setup)
+                    if least <= slack * best:
+                        heappush(heap, (least, next(order), setup))
+                continue
+            for setup in self._shardings(item):
+                self.priced += 1
+                seconds = max(bound, self.step.time(setup).step_s)
+                if seconds > slack * best and bound >= best:
+                    continue
+                peak = self._peak(setup)
+                if peak is None:
+                    continue
+                if seconds < best:
+                    # Only what is replayed may rule out others: a closed form may be too low.
+                    best = min(best, self.replayed(setup).step_s)
+                yield Candidate(seconds, peak, setup)
+
+    def _peak(self, setup: Setup) -> float | None:
+        """Bytes of the fullest rank in closed form, None where it cannot fit."""
+        ranks, even = self._full_ranks(setup)
+        memory, limit, peak = self.step.memory, self.ceiling * (1 if even else UNEVEN), 0.0
+        for rank in ranks:
+            peak = max(peak, memory.device_bytes(setup, memory.use(setup, rank)))
+            if peak > limit:
+                return None
+        return peak
+
+    def _exact_peak(self, setup: Setup) -> float:
+        """Bytes of the fullest rank, chunk by chunk."""
+        memory = self.step.memory
+        ranks, _ = self._full_ranks(setup)
+        return max(memory.device_bytes(setup, memory.use(setup, rank, exact=True)) for rank in ranks)
+
+    def _full_ranks(self, setup: Setup) -> tuple[tuple[int, ...], bool]:
+        """The ranks that may be the fullest, and whether all chunks of each are alike: then closed forms are exact."""
+        key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED, setup.schedule in SPLIT_BACKWARD)
+        found = self._fullest.get(key)
+        if found is None:
+            held = self.step.memory.held(setup)
+            even = all(len(set(mine.chunks)) == 1 for mine in held)
+            found = self._fullest[key] = (fullest_ranks(held, setup.schedule in SPLIT_BACKWARD), even)
+        return found
+
+    def replayed(self, setup: Setup) -> Candidate:
+        """`setup` with the schedule replayed and memory counted chunk by chunk; endless where it does not fit."""
+        found = self._replays.get(setup)
+        if found is None:
+            peak = self._exact_peak(setup)
+            seconds = self.step.time(setup, play=True).step_s if peak <= self.ceiling else float("inf")
+            found = self._replays[setup] = Candidate(seconds, peak, setup)
+        return found
+
+    def _some(self, grid: Degrees) -> Setup:
+        space = self.space
+        return space.setup(grid, Piping("1f1b", 1), Sharding(1, 1, False, False), 1, space.recomputes[-1])
+
+    def _ideal_s(self, grid: Degrees) -> float:
+        space = self.space
+        some = self._some(grid)
+        micros = space.micro_batches(grid.dp)
+        share = space.job.batch.global_batch // grid.dp
+        return min(self.bounds.ideal_s(some._replace(micro_batch=n, microbatches=share // n)) for n in micros)
+
+    def _pipelines(self, grid: Degrees, splits: bool) -> Iterator[Setup]:
+        """All layouts of some degrees but for sharding, those left out that cannot fit however they are sharded."""
+        space = self.space
+        sharding = Sharding(1, 1, False, False)
+        ways = space.shardings(grid)
+        pipings = [piping for piping in space.pipings(grid.pp) if (piping.schedule in SPLIT_BACKWARD) == splits]
+        least = min((self._state(grid, piping, way) for piping in pipings for way in ways), default=0)
+        for piping in pipings:
+            for micro_batch in space.micro_batches(grid.dp):
+                for recompute in space.recomputes:
+                    setup = space.setup(grid, piping, sharding, micro_batch, recompute)
+                    if self._fits(setup, least):
+                        yield setup
+
+    def _state(self, grid: Degrees, piping: Piping, way: Sharding) -> int:
+        return self.bounds.state_bytes(self.space.setup(grid, piping, way, 1, "none"))
+
+    def _fits(self, setup: Setup, state: int) -> bool:
+        """Whether `setup` may fit with so much state on its first rank."""
+        bounds = self.bounds
+        return bounds.device_bytes(setup, state, bounds.activation_bytes(setup)) <= self.ceiling
+
+    def _shardings(self, setup: Setup) -> Iterator[Setup]:
+        grid = Degrees(setup.tp, setup.cp, setup.pp, setup.dp, setup.ep)
+        bounds, kept = self.bounds, self.bounds.activation_bytes(setup)
+        for copies, zero, gather, reduce in self.space.shardings(grid):
+            made = setup._replace(dp_replicate=copies, zero=zero, gather_per_use=gather, reduce_per_microbatch=reduce)
+            if bounds.device_bytes(made, bounds.state_bytes(made), kept) <= self.ceiling:
+                yield made
+
+    # The best of them
+
+    def _rank(self, replays: int) -> tuple[tuple[Candidate, ...], bool]:
+        """Replayed layouts that fit, the fastest first, and whether no other can be faster."""
+        best, proved, spent = float("inf"), self.priced < MOST_PRICED, 0
+        for number, candidate in enumerate(sorted(self.found)):
+            setup = candidate.setup
+            may_win = self.bounds.step_s(setup) < best
+            if not may_win and number >= replays:
+                continue
+            if number >= FEWEST_REPLAYED and (spent >= ACTIONS or number >= 2 * replays):
+                proved = proved and not may_win
+                continue
+            if setup not in self._replays:
+                spent += 2 * setup.pp * setup.virtual * setup.microbatches
+            best = min(best, self.replayed(setup).step_s)
+        return tuple(sorted(c for c in self._replays.values() if c.bytes <= self.ceiling)), proved
+
+    def _front(self) -> tuple[Candidate, ...]:
+        """Each layout for which none is both as fast and as small."""
+        front: list[Candidate] = []
+        for candidate in sorted(c for c in self.found if c.bytes <= self.ceiling):
+            if not front or candidate.bytes < front[-1].bytes:
+                front.append(candidate)
+        return tuple(front)
+
+    def tightest(self) -> Candidate:
+        """The layout that needs least memory of all."""
+        space, bounds = self.space, self.bounds
+        best: tuple[float, Setup] | None = None
+        for grid in space.grids:
+            micro_batch = space.micro_batches(grid.dp)[0]
+            for piping in space.pipings(grid.pp):
+                for sharding in space.shardings(grid):
+                    setup = space.setup(grid, piping, sharding, micro_batch, space.recomputes[0])
+                    state, kept = bounds.state_bytes(setup), bounds.activation_bytes(setup)
+                    if best is None or bounds.device_bytes(setup, state, kept) < best[0]:
+                        peak = self._exact_peak(setup)
+                        best = min(best or (peak, setup), (peak, setup))
+        assert best is not None, "an empty space"
+        setup = best[1]
+        return Candidate(self.step.time(setup, play=True).step_s, self._exact_peak(setup), setup)
+
+
+def search_layouts(
+    job: Job,
+    software: Software | None = None,
+    *,
+    open: frozenset[str] = frozenset(KNOBS),
+    gpus: int | None = None,
+    hbm_bytes: float | None = None,
+) -> Found | None:
+    """The best layouts of `job` on at most `gpus` GPUs (left out: those that it has) where the knobs `open` are free.
+
+    hbm_bytes: what a GPU may hold, in place of the catalogue's. None where no layout goes with GPUs and batch.
+    """
+    software = software or engine_software(job.run.precision)
+    spec, kernels = job.model, software.kernels
+    drops = any(t.dropped for kind, _ in block_kinds(spec) for t in claims(spec, kind, kernels).saved)
+    space = Space(job, open, gpus or job.parallel.world, setup_of(job, software), selective=drops)
+    return Searcher(space, software, hbm_bytes).run() if space.grids else None

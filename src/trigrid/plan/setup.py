@@ -1,0 +1,104 @@
+"""One layout with its batch, as the plain numbers that memory and time are computed from."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from trigrid.blueprint import split_layers
+from trigrid.plan.compute import Cut
+from trigrid.schedule import Order, Schedule, in_flight, make_schedule, order_of
+from trigrid.spec.layout import V_SHAPED as V_SHAPED
+
+SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipev")
+
+
+class Setup(NamedTuple):
+    """A layout and a batch. microbatches: of one rank and step; recompute: "none", "selective" or "full", the last for
+    `recomputed` of the blocks. stage_layers: by stage, all pp · virtual of them; empty: as even as they go. order:
+    axes, slowest first. gather_per_use, reduce_per_microbatch: ZeRO's two policies. imbalance: load of the fullest
+    expert rank over the mean."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dp_replicate: int = 1
+    zero: int = 1
+    gather_per_use: bool = False
+    reduce_per_microbatch: bool = False
+    schedule: str = "1f1b"
+    virtual: int = 1
+    micro_batch: int = 1
+    microbatches: int = 1
+    sequence: int = 4096
+    sequence_parallel: bool = True
+    recompute: str = "none"
+    recomputed: float = 1.0
+    stage_layers: tuple[int, ...] = ()
+    order: tuple[str, ...] = ("dp", "pp", "cp", "tp")
+    imbalance: float = 1.0
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share the optimizer's state of what is no expert."""
+        return self.dp // self.dp_replicate * self.cp
+
+    @property
+    def cut(self) -> Cut:
+        sp = self.sequence_parallel and self.tp > 1
+        return Cut(self.tp, self.cp, self.ep, sp, self.micro_batch, self.sequence)
+
+    def strides(self) -> dict[str, int]:
+        """Distance in ranks between neighbours along each axis."""
+        degrees = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "dp": self.dp}
+        found, step = {}, 1
+        for axis in reversed(self.order):
+            found[axis] = step
+            step *= degrees[axis]
+        return found
+
+    def layers_of(self, layers: int) -> tuple[int, ...]:
+        """Blocks of each stage."""
+        return self.stage_layers or split_layers(layers, self.pp * self.virtual)
+
+    def holder(self, stage: int) -> int:
+        """The pipeline rank of a stage."""
+        if self.schedule in V_SHAPED:
+            return stage if stage < self.pp else 2 * self.pp - 1 - stage
+        return stage % self.pp
+
+
+@lru_cache(maxsize=512)
+def schedule_of(name: str, pp: int, microbatches: int, virtual: int) -> Schedule:
+    """The schedule, made once."""
+    return make_schedule(name, pp, microbatches, virtual)
+
+
+@lru_cache(maxsize=64)
+def order_for(name: str, pp: int, microbatches: int, virtual: int) -> Order:
+    """An order in which the schedule can be played, made once."""
+    return order_of(schedule_of(name, pp, microbatches, virtual))
+
+
+@lru_cache(maxsize=4096)
+def most_in_flight(name: str, pp: int, microbatches: int, virtual: int) -> tuple[tuple[int, int], ...]:
+    """By rank, the most chunks whose activations it holds until their input and until their weight backward.
+
+    Closed forms for 1f1b, min(m, p − i); gpipe, m; interleaved, min(m·v, 2(p − i − 1) + (v − 1)·p + 1), all
+    (Narayanan 2021). The others are counted from the schedule, at no more microbatches than fill it.
+    """
+    if name == "gpipe":
+        return ((microbatches, microbatches),) * pp
+    if name == "1f1b" or (name == "interleaved" and virtual == 1):
+        return tuple((n, n) for n in (min(microbatches, pp - rank) for rank in range(pp)))
+    if name == "interleaved":
+        most = (2 * (pp - rank - 1) + (virtual - 1) * pp + 1 for rank in range(pp))
+        return tuple((n, n) for n in (min(microbatches * virtual, n) for n in most))
+    enough = min(microbatches, 4 * pp)
+    return tuple((found.until_input, found.until_weight) for found in in_flight(schedule_of(name, pp, enough, virtual)))

@@ -1,0 +1,361 @@
+"""Seconds of a training step, in closed form or with the schedule replayed, as parts that sum to it.
+
+Parts (of the rank that works longest)
+    compute      forward, backward and what is recomputed
+    tp, cp, ep   their collectives, as far as nothing runs beside them
+    zero         weights gathered and gradients reduced once per use, likewise
+    p2p          stage boundaries
+    idle         the pipeline's bubble, and waiting for slower stages
+    reduce       data parallelism's reductions once per step, beyond the last backward
+    gather       ... and its gathers, beyond the first forward
+    tied         the tied embedding's sum between first and last stage
+    optimizer    the update's passes over memory
+    jitter       waiting for the slowest rank
+    fixed        what every step costs
+`links` holds how long the wires of a part are busy: what is exposed is never more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+from trigrid.blueprint.claims import claims
+from trigrid.plan.compute import Compute
+from trigrid.plan.machine import Machine
+from trigrid.plan.memory import Memory
+from trigrid.plan.network import Network
+from trigrid.plan.pipeline import Chunk, Pipeline, closed_form, durations, pipeline_of
+from trigrid.plan.places import Groups, groups_of
+from trigrid.plan.setup import V_SHAPED, Setup, order_for
+from trigrid.plan.software import Software
+from trigrid.schedule import Timeline, replay
+from trigrid.spec.model import ModelSpec
+
+LINKS = ("tp", "cp", "ep", "zero", "p2p", "reduce", "gather", "tied")
+PARTS = ("compute", "tp", "cp", "ep", "zero", "p2p", "idle", "reduce", "gather", "tied", "optimizer", "jitter", "fixed")
+
+
+Units = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """parts_s sum to step_s. links_s: busy wires of a part. bubble_ratio: idle ÷ busy, idle_share: idle ÷ pipeline, of
+    all ranks together. timeline: where the schedule was replayed."""
+
+    step_s: float
+    parts_s: dict[str, float]
+    links_s: dict[str, float]
+    bubble_ratio: float
+    idle_share: float
+    stages: tuple[Chunk, ...]
+    timeline: Timeline | None = None
+
+
+class Step:
+    """Prices steps of one model on one machine under one software; remembers units, chunks and groups."""
+
+    def __init__(self, spec: ModelSpec, machine: Machine, software: Software, number_format: str = "bf16"):
+        self.spec, self.machine, self.software = spec, machine, software
+        self.compute = Compute(spec, machine, software, number_format)
+        self.network = Network(machine)
+        self.memory = Memory(spec, software, machine.values)
+        self._slower = machine.values["overlap.slowdown"] - 1.0
+        self._tail = machine.values["overlap.tail"]
+        self._hbm = machine.gpu.hbm_Bps * machine.values[f"hbm.{software.generation}"]
+        self._chunks: dict[tuple[object, ...], dict[Units, Chunk]] = {}
+        self._groups: dict[tuple[object, ...], Groups] = {}
+        self._priced: dict[tuple[str, tuple[object, ...]], Chunk] = {}
+        self._pipelines: dict[tuple[object, ...], Pipeline] = {}
+        self._transfers: dict[tuple[object, ...], tuple[float, float, int]] = {}
+
+    # Where ranks sit
+
+    def groups(self, setup: Setup) -> Groups:
+        key = (setup.tp, setup.cp, setup.pp, setup.dp, setup.ep, setup.dp_replicate, setup.order)
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = groups_of(setup, self.machine)
+        return found
+
+    # Stages
+
+    def stages(self, setup: Setup) -> tuple[Chunk, ...]:
+        """Every stage, from the embedding's to the head's."""
+        units = self._chunks.setdefault(self._setting(setup), {})
+        found = []
+        for kinds in self.memory.units_of_stages(setup):
+            chunk = units.get(kinds)
+            if chunk is None:
+                chunk = units[kinds] = self._price(setup, kinds)
+            found.append(chunk)
+        return tuple(found)
+
+    def _price(self, setup: Setup, kinds: Units) -> Chunk:
+        key = self._setting(setup)
+        columns = []
+        for kind, count in kinds:
+            unit = self._priced.get((kind, key))
+            if unit is None:
+                unit = self._priced[kind, key] = self._unit(setup, kind)
+            columns.append([count * value for value in unit])
+        return Chunk(*map(sum, zip(*columns, strict=True)))
+
+    def _setting(self, setup: Setup) -> tuple[object, ...]:
+        """What the time of a unit depends on."""
+        per_use = setup.gather_per_use or setup.reduce_per_microbatch
+        placed = per_use or setup.cp > 1 or setup.ep > 1
+        zero = (setup.dp, setup.dp_replicate, setup.gather_per_use, setup.reduce_per_microbatch) if placed else ()
+        return (setup.cut, setup.recompute, setup.recomputed, setup.imbalance, setup.order, setup.pp, *zero)
+
+    def _unit(self, setup: Setup, kind: str) -> Chunk:
+        cut, software = setup.cut, self.software
+        time = self.compute.unit(kind, cut)
+        unit = claims(self.spec, kind, software.kernels)
+        block = kind not in ("embedding", "head")
+        forward, into, weight = time.forward_s, time.input_s, time.weight_s
+        if setup.imbalance > 1.0:
+            extra = time.routed_s * (setup.imbalance - 1.0)
+            forward, into, weight = forward + extra, into + extra, weight + extra
+        repeats = {"none": 0.0, "selective": 0.0, "full": setup.recomputed}[setup.recompute] if block else 0.0
+        again = repeats * forward + (time.again_s if block and setup.recompute == "selective" else 0.0)
+
+        tp_forward, tp_backward, tp_link = self._tensor_parallel(setup, unit.enters, unit.leaves, forward, weight)
+        tp_again = repeats * tp_forward
+        tp_link += repeats * tp_forward
+        cp_forward, cp_backward, cp_link = self._context_parallel(setup, len(unit.attends), time.attend_s)
+        ep_forward, ep_link = self._expert_parallel(setup, kind)
+        cp_again, ep_again = repeats * cp_forward, repeats * ep_forward
+        cp_link, ep_link = cp_link + cp_again, ep_link + ep_again
+
+        front = forward + tp_forward + cp_forward + ep_forward
+        back = into + weight + again + tp_backward + tp_again + cp_backward + cp_again + ep_forward + ep_again
+        zero_forward, zero_backward, zero_link = self._per_use(setup, kind, front, back)
+        added = self._accumulate(setup, kind)
+        return Chunk(
+            front + zero_forward,
+            back - weight + zero_backward,
+            weight + added,
+            tp_forward + tp_backward + tp_again,
+            cp_forward + cp_backward + cp_again,
+            2 * ep_forward + ep_again,
+            zero_forward + zero_backward,
+            tp_link,
+            cp_link,
+            ep_link,
+            zero_link,
+        )
+
+    def _tensor_parallel(
+        self, setup: Setup, enters: int, leaves: int, forward_s: float, weight_s: float
+    ) -> tuple[float, float, float]:
+        """(exposed forward, exposed backward, link) seconds of a unit's TP collectives."""
+        if setup.tp == 1:
+            return 0.0, 0.0, 0.0
+        payload = setup.cut.tokens * self.spec.hidden * self.software.policy.compute
+        one = self.network.gather_s(payload, self.groups(setup).tp)
+        if setup.sequence_parallel:
+            forward, backward = (enters + leaves) * one, (enters + leaves) * one
+            again = enters * one if self.software.kernels.regather else 0.0
+        else:
+            forward, backward, again = 2 * leaves * one, 2 * enters * one, 0.0
+        link = forward + backward + again
+        beside = self.software.overlap_tp
+        if beside == "async":
+            hidden = 1.0 - self._tail
+            return (
+                forward - min(hidden * forward, forward_s),
+                backward + again - min(hidden * (backward + again), forward_s + weight_s),
+                link,
+            )
+        if beside == "weights":
+            # Sums of input gradients run beside weight gradients; inputs gathered again beside input gradients.
+            able = (enters * one if setup.sequence_parallel else backward) + again
+            return forward, backward + again - min((1.0 - self._tail) * able, 0.7 * weight_s), link
+        return forward, backward + again, link
+
+    def _context_parallel(self, setup: Setup, attends: int, attend_s: float) -> tuple[float, float, float]:
+        """Keys and values travel around the ring beside the attention; backward also carries their gradients."""
+        if setup.cp == 1 or not attends:
+            return 0.0, 0.0, 0.0
+        width = 2 * self.spec.kv_heads * self.spec.head_dim / min(setup.tp, self.spec.kv_heads)
+        payload = attends * width * setup.cut.tokens * setup.cp * self.software.policy.compute
+        one = self.network.gather_s(payload, self.groups(setup).cp)
+        forward = max(self._tail * one, one - attend_s)
+        backward = max(self._tail * 2 * one, 2 * one - 2.5 * attend_s)
+        return forward, backward, 3 * one
+
+    def _expert_parallel(self, setup: Setup, kind: str) -> tuple[float, float]:
+        """(seconds of one direction, link of both): tokens go to their experts and come back."""
+        experts = self.spec.experts
+        if setup.ep == 1 or kind != "moe" or experts is None:
+            return 0.0, 0.0
+        divided = setup.tp if setup.cut.sequence_parallel else 1
+        sent = setup.cut.tokens / divided * experts.top_k * self.spec.hidden * self.software.policy.compute
+        one = 2 * self.network.exchange_s(sent * setup.imbalance, self.groups(setup).ep)
+        return one, 2 * one
+
+    def _per_use(self, setup: Setup, kind: str, front_s: float, back_s: float) -> tuple[float, float, float]:
+        """What ZeRO's collectives of each use add to forward and backward, and their link seconds."""
+        if not (setup.gather_per_use or setup.reduce_per_microbatch):
+            return 0.0, 0.0, 0.0
+        gather, reduce = self._unit_transfers(setup, kind)
+        gather = gather if setup.gather_per_use else 0.0
+        reduce = reduce if setup.reduce_per_microbatch else 0.0
+        if not self.software.prefetched:
+            return gather, gather + reduce, 2 * gather + reduce
+        forward = max(gather, front_s + self._slower * min(gather, front_s)) - front_s
+        both = gather + reduce
+        backward = max(both, back_s + self._slower * min(both, back_s)) - back_s
+        return min(forward, gather), min(backward, both), 2 * gather + reduce
+
+    def _unit_transfers(self, setup: Setup, kind: str) -> tuple[float, float]:
+        """Seconds to gather a unit's weights over the shard group, and to reduce its gradients over all copies."""
+        policy, groups, network = self.software.policy, self.groups(setup), self.network
+        gather = reduce = 0.0
+        for bucket in self.memory.buckets(setup.tp, setup.ep)[kind]:
+            for numel, shards in ((bucket.dense, groups.zero), (bucket.experts, groups.expert_zero)):
+                if not numel:
+                    continue
+                gather += network.gather_s(numel * policy.gather, shards)
+                if setup.zero == 0 or (self.software.all_reduces and setup.zero == 1):
+                    whole = groups.batch if shards is groups.zero else groups.expert_zero
+                    reduce += network.reduce_s(numel * policy.reduce, whole)
+                else:
+                    reduce += network.gather_s(numel * policy.reduce, shards)
+                    reduce += network.reduce_s(numel * policy.reduce / shards.size, groups.replicate)
+        return gather, reduce
+
+    def _accumulate(self, setup: Setup, kind: str) -> float:
+        """Adding one microbatch's gradients to those of the step."""
+        numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
+        return numel * self.software.accumulate / self._hbm
+
+    # Step
+
+    def pipeline(self, setup: Setup) -> Pipeline:
+        """The stages and what a step needs of them, made once for all batch sizes and most ways to shard."""
+        shape = (setup.virtual, setup.schedule in V_SHAPED, setup.stage_layers)
+        key = (*self._setting(setup), *shape)
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self._pipelines[key] = pipeline_of(
+                self.stages(setup), [rank.stages for rank in self.memory.held(setup)]
+            )
+        return found
+
+    def time(self, setup: Setup, *, play: bool = False) -> StepTime:
+        """The step; `play` replays the schedule, else a closed form that is exact for equal stages."""
+        piped, pp, m = self.pipeline(setup), setup.pp, setup.microbatches
+        message = self._message_s(setup)
+        timeline = None
+        if pp == 1:
+            pipeline = m * piped.longest_s
+        elif play:
+            order = order_for(setup.schedule, pp, m, setup.virtual)
+            timeline = replay(order, durations(setup, piped.stages, message))
+            pipeline = timeline.step_s
+        else:
+            pipeline = closed_form(setup, piped, message)
+        waiting = max(0.0, pipeline - m * piped.longest_s)
+        p2p_link = 2 * m * message * setup.virtual if pp > 1 else 0.0
+        p2p = min(waiting, p2p_link * (pp - 1) / pp)
+        tp, cp, ep, zero = piped.exposed
+        compute = piped.longest_s - tp - cp - ep - zero
+        gather, reduce, tied, optimizer, gather_link, reduce_link = self._finish(setup, piped)
+        known = m * piped.longest_s + waiting + gather + reduce + tied + optimizer
+        values, world = self.machine.values, setup.world
+        jitter = known * values["jitter.share"] * min(1.0, log2(world) / 10)
+        fixed = values[f"step.{self.software.generation}"]
+        spent = (m * compute, m * tp, m * cp, m * ep, m * zero, p2p, waiting - p2p, reduce, gather, tied, optimizer)
+        parts = dict(zip(PARTS, (*spent, jitter, fixed), strict=True))
+        busy = tuple(m * link for link in piped.links)
+        links = dict(zip(LINKS, (*busy, p2p_link, reduce_link, gather_link, tied), strict=True))
+        total = m * piped.sum_s
+        idle = max(0.0, pp * pipeline - total)
+        stages = piped.stages
+        return StepTime(known + jitter + fixed, parts, links, idle / total, idle / (pp * pipeline), stages, timeline)
+
+    def _finish(self, setup: Setup, piped: Pipeline) -> tuple[float, float, float, float, float, float]:
+        """Seconds of gather, reduce, tied sum and optimizer beyond the pipeline, and of the links of the first two:
+        what comes before the first forward and after the last backward of the first rank, which ends last."""
+        software, policy = self.software, self.software.policy
+        gather, reduce, units = self._step_transfers(setup)
+        gather_link = gather if setup.zero and not setup.gather_per_use else 0.0
+        reduce_link = 0.0 if setup.reduce_per_microbatch else reduce
+        window = piped.first_backward_s * (units - 1) / units if software.overlap_dp else 0.0
+        exposed_reduce = self._beyond(reduce_link, window, units)
+        window = piped.first_forward_s * (units - 1) / units if software.overlap_gather else 0.0
+        exposed_gather = self._beyond(gather_link, window, units)
+        if setup.gather_per_use:
+            # The first unit's gather and the last one's reduction have nothing to run beside.
+            block_gather, block_reduce = self._unit_transfers(setup, self.memory.kinds(self.spec.layers - 1, 1)[0][0])
+            exposed_gather = gather_link = block_gather
+            if setup.reduce_per_microbatch:
+                exposed_reduce = reduce_link = block_reduce
+        tied = self._tied_s(setup) if self.spec.tied and setup.pp > 1 else 0.0
+        state, parameters = self.memory.state(setup, 0)
+        updated = state[3] / policy.moments if policy.moments else float(parameters)
+        # The norm reads the gradients once more, and clearing them writes all.
+        passes = 2 * policy.gradients + 2 * (policy.master or policy.weights) + 2 * policy.moments + policy.weights
+        optimizer = (updated * passes + state[2]) / self._hbm
+        return exposed_gather, exposed_reduce, tied, optimizer, gather_link, reduce_link
+
+    def _step_transfers(self, setup: Setup) -> tuple[float, float, int]:
+        """Seconds to gather and to reduce all units of the first rank, and how many they are."""
+        shape = (setup.stage_layers, setup.virtual, setup.schedule in V_SHAPED)
+        degrees = (setup.tp, setup.cp, setup.pp, setup.dp, setup.ep, setup.dp_replicate)
+        key = (*degrees, setup.zero, setup.order, *shape)
+        found = self._transfers.get(key)
+        if found is None:
+            gather = reduce = 0.0
+            units = 0
+            for kind, count in self.memory.parts(setup, 0):
+                one_gather, one_reduce = self._unit_transfers(setup, kind)
+                gather, reduce, units = gather + count * one_gather, reduce + count * one_reduce, units + count
+            found = self._transfers[key] = (gather, reduce, max(1, units))
+        return found
+
+    def _beyond(self, link_s: float, window_s: float, units: int) -> float:
+        """What is left of `link_s` beside a window of compute, which it slows down while they overlap."""
+        if not window_s:
+            return link_s
+        hidden = min(link_s * (1 - 1 / units), window_s)
+        return min(link_s, link_s - hidden + self._slower * hidden)
+
+    def _message_s(self, setup: Setup) -> float:
+        if setup.pp == 1:
+            return 0.0
+        payload = self.memory.boundary_bytes(setup)
+        if self.software.cut_boundaries and not setup.cut.sequence_parallel:
+            payload /= setup.tp
+        return self.network.message_s(payload, self.groups(setup).neighbours)
+
+    def _tied_s(self, setup: Setup) -> float:
+        numel = sum(b.dense for b in self.memory.buckets(setup.tp, setup.ep)["head"] if b.name == "tied")
+        if self.software.tied_on_shards and setup.zero:
+            numel = numel // setup.shards
+        return 2 * self.network.message_s(numel * self.software.policy.reduce / 2, self.groups(setup).ends)
+
+    def traffic_bytes(self, setup: Setup) -> dict[str, float]:
+        """Payload that the first pipeline rank gives its collectives and messages in one step, by axis, as
+        plan/traffic.py counts calls of the engine; what is smaller than a block's tensor is left out."""
+        cut, policy, m = setup.cut, self.software.policy, setup.microbatches
+        region = cut.tokens * self.spec.hidden * policy.compute
+        tp = zero = replicate = 0.0
+        for kind, count in self.memory.parts(setup, 0):
+            unit = claims(self.spec, kind, self.software.kernels)
+            again = unit.enters + unit.leaves if setup.recompute == "full" else 0
+            tp += count * region * ((unit.enters + unit.leaves) * (2 if cut.sequence_parallel else 1) + again)
+            numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
+            zero += count * numel * policy.reduce * (m if setup.reduce_per_microbatch else 1)
+            zero += count * numel * policy.gather * (2 * m if setup.gather_per_use else min(setup.zero, 1))
+            replicate += count * numel * policy.reduce / (setup.shards if setup.zero else 1)
+        found = {
+            "tp": m * tp if setup.tp > 1 else 0.0,
+            "zero": zero if setup.shards > 1 else 0.0,
+            "replicate": replicate if setup.dp_replicate > 1 else 0.0,
+            "pp": 2 * m * setup.virtual * self.memory.boundary_bytes(setup) if setup.pp > 1 else 0.0,
+        }
+        return {axis: amount for axis, amount in found.items() if amount}
