@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,10 @@ import pytest
 from trigrid.cli import app
 
 HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
-COMMANDS = ("train", "parity", "prove", "init", "schema", "data prepare", "data inspect")
+COMMANDS = (
+    *("train", "parity", "prove", "init", "schema", "data prepare", "data inspect"),
+    *("plan", "models", "gpus", "validate"),
+)
 LIGHT = (
     ("--help",),
     ("--version",),
@@ -58,3 +63,36 @@ def test_every_help_ends_with_examples(command: str, capsys: pytest.CaptureFixtu
 def test_every_command_is_among_those_tested() -> None:
     names = {name for name in app if not name.startswith("-")}
     assert names == {command.split()[0] for command in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("data", "inspect", "."), "is neither a folder that trigrid prepared nor"),
+        (("data", "inspect", "/"), "is neither a folder that trigrid prepared nor"),
+        (("init", ".", "--force"), "JOB = .: is a folder, not a file; nearest legal: job.toml"),
+        (("init", "sub/job.toml"), "JOB = sub/job.toml: cannot be written: No such file or directory"),
+        (("data", "prepare", "stdlib", "--out", "x", "--workers", "0"), "--workers = 0: must be at least 1"),
+        (("data", "prepare", "stdlib", "--out", "x", "--tokenizer", "t", "--vocab", "9"), "--vocab = 9: is"),
+        (("train", "nothing.toml"), "job = nothing.toml: there is no such file"),
+        (("trian",), 'Unknown command "trian". Did you mean "train"?'),
+        (("train",), 'parameter --job requires an argument'),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trigrid", *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_that_lacks_a_character_costs_no_result(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "trigrid", "init", "größe.toml", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"job": "größe.toml"}

@@ -1,11 +1,12 @@
 """The command line: one thin function per command, importing what it needs when it runs.
 
 Data goes to standard output, everything said along the way to standard error.
-Exit codes: 0 done, 1 the job ran and failed or a law is broken, 2 a mistake in what was asked.
+Exit codes: 0 done, 1 the job ran and failed or a law is broken, 2 a mistake in what was asked, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -14,7 +15,7 @@ from pathlib import Path
 import cyclopts
 
 # Each module adds its commands to the application.
-from trigrid.cli import check, data, job, train  # noqa: F401
+from trigrid.cli import check, data, job, plan, train  # noqa: F401
 from trigrid.cli.app import app
 from trigrid.errors import RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE
@@ -24,6 +25,10 @@ EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train"}
 
 def main() -> None:
     """Entry point of the `trigrid` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # An arrow, or a path that is no text, must not cost the result of a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(exit_on_error=False, print_error=False)
     except cyclopts.CycloptsError as error:

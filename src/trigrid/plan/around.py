@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trigrid.plan.plan import number_format, setup_of, step_for
-from trigrid.plan.search import Found
+from trigrid.plan.search import Found, selective_drops
 from trigrid.plan.setup import Setup
 from trigrid.plan.software import Software
 from trigrid.plan.space import KNOBS, Space, job_of
@@ -116,7 +116,7 @@ class Around:
                         yield str(chunks), setup._replace(virtual=chunks)
             case "recompute":
                 for mode in ("none", "selective", "full"):
-                    if mode != setup.recompute:
+                    if mode != setup.recompute and (mode != "selective" or selective_drops(self.job, self.software)):
                         yield mode, setup._replace(recompute=mode)
             case "ep" if self.job.model.experts:
                 for degree in dict.fromkeys((max(1, setup.ep // 2), setup.ep * 2)):
@@ -195,7 +195,7 @@ class Around:
         if move.price is None:
             return f"{move.value} is not legal ({move.illegal})"
         if move.price.bytes > self.ceiling:
-            return f"{move.value} needs {move.price.bytes / GIB:.1f} GiB of {self.ceiling / GIB:.1f}"
+            return f"{move.value} needs {move.price.bytes / GIB:,.1f} GiB of {self.ceiling / GIB:.1f}"
         change = move.price.step_s / self.here.step_s - 1
         if abs(change) < 0.0005:
             more = (move.price.bytes - self.here.bytes) / GIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import log2
 
 from trigrid.errors import Refused
 from trigrid.plan.plan import setup_of
@@ -18,6 +19,8 @@ DEGREES = ("tp", "cp", "pp")
 MOST_GPUS = 64
 """Times as many as asked that are tried to make a job fit."""
 FEW_REPLAYS = 5
+MOST_DEGREES = 8
+"""Near those found, for which another global batch is tried."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +84,36 @@ def _elsewhere(found: Found) -> Iterator[Change]:
 
 
 def nearest_batch(found: Found) -> tuple[int, Candidate] | None:
-    """The global batch nearest to the one asked with which more of the GPUs are used and a token costs less time, and
-    the best layout then; None where there is none."""
+    """A global batch near the one asked with which all GPUs are used and a token costs less time, and the best layout
+    then, in degrees near those found; None where there is none, or where no GPU is spare."""
     space, chosen = found.space, found.chosen
     if not found.spare_gpus or "dp" not in space.open:
         return None
-    batch = space.job.batch.global_batch
-    others = chosen.setup.tp * chosen.setup.cp * chosen.setup.pp
-    dp = space.gpus // others
-    sizes = {dp * max(1, batch // dp), dp * (batch // dp + 1)} - {batch}
+    asked = space.job.batch.global_batch
     best: tuple[float, int, Candidate] | None = None
-    for size in sorted(sizes, key=lambda n: abs(n - batch)):
-        job = replace(space.job, batch=replace(space.job.batch, global_batch=size))
+    for tp, pp in _whole_degrees(space, chosen.setup):
+        dp = space.gpus // (tp * pp * chosen.setup.cp)
+        below = asked // dp * dp
+        size = below if below and asked - below <= below + dp - asked else below + dp
+        layout = replace(space.job.parallel, tp=tp, cp=chosen.setup.cp, pp=pp, dp=dp)
+        job = replace(space.job, parallel=layout, batch=replace(space.job.batch, global_batch=size))
         opened = space.open - {"tp", "cp", "pp", "dp"}
-        layout = replace(job.parallel, tp=chosen.setup.tp, cp=chosen.setup.cp, pp=chosen.setup.pp, dp=dp)
-        narrowed = replace(job, parallel=layout)
-        narrow = Space(narrowed, opened, space.gpus, setup_of(narrowed, found.software), space.selective)
-        if check(job_of(narrow.job, next(narrow.setups(), chosen.setup))):
+        narrow = Space(job, opened, space.gpus, setup_of(job, found.software), space.selective)
+        first = next(narrow.setups(), None)
+        if first is None or check(job_of(job, first)):
             continue
         candidate = _best(narrow, found.software)
         if candidate and (best is None or candidate.step_s / size < best[0]):
             best = (candidate.step_s / size, size, candidate)
-    if best is None or best[0] >= chosen.step_s / batch:
+    if best is None or best[0] >= chosen.step_s / asked:
         return None
     return best[1], best[2]
+
+
+def _whole_degrees(space: Space, near: Setup) -> list[tuple[int, int]]:
+    """(tp, pp) that use every GPU, those nearest to `near` first."""
+    tensor = space.tensor() if "tp" in space.open else [near.tp]
+    deepest = min(space.job.model.layers, space.gpus)
+    pipeline = [pp for pp in range(1, deepest + 1) if space.pipings(pp)] if "pp" in space.open else [near.pp]
+    whole = [(tp, pp) for tp in tensor for pp in pipeline if space.gpus % (tp * pp * near.cp) == 0]
+    return sorted(whole, key=lambda two: abs(log2(two[0] / near.tp)) + abs(log2(two[1] / near.pp)))[:MOST_DEGREES]

@@ -27,8 +27,9 @@ from trigrid.spec.rules import check_trainable
 SLACK = 1.03
 """Layouts are priced, and told in the front, that take up to this many times as long as the best."""
 REPLAYED = 50
-ACTIONS = 200_000
-"""Of schedules that are replayed at most, beside the first FEWEST_REPLAYED layouts: a few seconds."""
+ACTIONS = 100_000
+"""Of schedules that are replayed at most while pricing, and again at the end beside the first FEWEST_REPLAYED layouts:
+a second each."""
 FEWEST_REPLAYED = 5
 MOST_PRICED = 40_000
 """Where so many bounds are so near to each other, the search ends without a proof."""
@@ -112,11 +113,14 @@ class Searcher:
         self.space, self.software = space, software
         self.step: Step = step_for(job.model, job.cluster, software, number_format(job))
         self.ceiling = hbm_bytes or self.step.machine.gpu.hbm_bytes
-        self.priced = 0
+        self.priced = self.played = 0
         self.bounds = Bounds(self.step, self._some(space.grids[0]))
         self._fullest: dict[tuple[int, int, bool, bool], tuple[tuple[int, ...], bool]] = {}
         self._replays: dict[Setup, Candidate] = {}
         self.found: list[Candidate] = []
+        # By their bound these may be the best, by their closed form not; or their memory is dear to count. They are
+        # looked at when the best are replayed.
+        self.doubtful: list[tuple[float, Setup]] = []
 
     def run(self, replays: int = REPLAYED, slack: float = SLACK) -> Found:
         """Search; the space must not be empty."""
@@ -150,14 +154,19 @@ class Searcher:
             for setup in self._shardings(item):
                 self.priced += 1
                 seconds = max(bound, self.step.time(setup).step_s)
-                if seconds > slack * best and bound >= best:
+                if seconds > (best if splits else slack * best):
+                    if bound < best or seconds <= slack * best:
+                        self.doubtful.append((seconds, setup))
                     continue
                 peak = self._peak(setup)
                 if peak is None:
                     continue
                 if seconds < best:
-                    # Only what is replayed may rule out others: a closed form may be too low.
-                    best = min(best, self.replayed(setup).step_s)
+                    # What rules out others must be certain: the closed form of a whole backward is an upper bound.
+                    if not splits and self._full_ranks(setup)[1]:
+                        best = seconds
+                    elif self.played < ACTIONS:
+                        best = min(best, self.replayed(setup).step_s)
                 yield Candidate(seconds, peak, setup)
 
     def _peak(self, setup: Setup) -> float | None:
@@ -190,6 +199,7 @@ class Searcher:
         """`setup` with the schedule replayed and memory counted chunk by chunk; endless where it does not fit."""
         found = self._replays.get(setup)
         if found is None:
+            self.played += 2 * setup.pp * setup.virtual * setup.microbatches
             peak = self._exact_peak(setup)
             seconds = self.step.time(setup, play=True).step_s if peak <= self.ceiling else float("inf")
             found = self._replays[setup] = Candidate(seconds, peak, setup)
@@ -240,24 +250,26 @@ class Searcher:
 
     def _rank(self, replays: int) -> tuple[tuple[Candidate, ...], bool]:
         """Replayed layouts that fit, the fastest first, and whether no other can be faster."""
-        best, proved, spent = float("inf"), self.priced < MOST_PRICED, 0
-        for number, candidate in enumerate(sorted(self.found)):
-            setup = candidate.setup
+        best, proved, before = float("inf"), self.priced < MOST_PRICED, self.played
+        waiting = sorted([*((c.step_s, c.setup) for c in self.found), *self.doubtful])
+        known = {c.setup for c in self.found}
+        for number, (_, setup) in enumerate(waiting):
             may_win = self.bounds.step_s(setup) < best
             if not may_win and number >= replays:
                 continue
-            if number >= FEWEST_REPLAYED and (spent >= ACTIONS or number >= 2 * replays):
+            if number >= FEWEST_REPLAYED and (self.played - before >= ACTIONS or number >= 2 * replays):
                 proved = proved and not may_win
                 continue
-            if setup not in self._replays:
-                spent += 2 * setup.pp * setup.virtual * setup.microbatches
+            if setup not in known and self._peak(setup) is None:
+                continue
             best = min(best, self.replayed(setup).step_s)
         return tuple(sorted(c for c in self._replays.values() if c.bytes <= self.ceiling)), proved
 
     def _front(self) -> tuple[Candidate, ...]:
         """Each layout for which none is both as fast and as small."""
         front: list[Candidate] = []
-        for candidate in sorted(c for c in self.found if c.bytes <= self.ceiling):
+        able = (c for c in (*self.found, *self._replays.values()) if c.bytes <= self.ceiling)
+        for candidate in sorted(able):
             if not front or candidate.bytes < front[-1].bytes:
                 front.append(candidate)
         return tuple(front)
@@ -280,6 +292,12 @@ class Searcher:
         return Candidate(self.step.time(setup, play=True).step_s, self._exact_peak(setup), setup)
 
 
+def selective_drops(job: Job, software: Software) -> bool:
+    """Whether selective recomputation drops anything: with fused attention there may be nothing that is cheap."""
+    spec, kernels = job.model, software.kernels
+    return any(saved.dropped for kind, _ in block_kinds(spec) for saved in claims(spec, kind, kernels).saved)
+
+
 def search_layouts(
     job: Job,
     software: Software | None = None,
@@ -293,7 +311,6 @@ def search_layouts(
     hbm_bytes: what a GPU may hold, in place of the catalogue's. None where no layout goes with GPUs and batch.
     """
     software = software or engine_software(job.run.precision)
-    spec, kernels = job.model, software.kernels
-    drops = any(t.dropped for kind, _ in block_kinds(spec) for t in claims(spec, kind, kernels).saved)
+    drops = selective_drops(job, software)
     space = Space(job, open, gpus or job.parallel.world, setup_of(job, software), selective=drops)
     return Searcher(space, software, hbm_bytes).run() if space.grids else None

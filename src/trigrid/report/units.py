@@ -1,0 +1,37 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+from trigrid.spec.gpu import GIB
+
+
+def gib(amount: float) -> str:
+    """Bytes in GiB, one decimal."""
+    return f"{amount / GIB:,.1f}"
+
+
+def seconds(value: float) -> str:
+    """Three figures, in s or ms."""
+    if value >= 0.9995:
+        return f"{figures(value)} s"
+    return f"{figures(value * 1e3)} ms"
+
+
+def figures(value: float) -> str:
+    """At least three figures, never with an exponent."""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def scaled(value: float) -> str:
+    """A count with K, M, B or T."""
+    for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def days(value: float) -> str:
+    """A duration that may be years, in days or hours."""
+    return f"{value / 86400:,.1f} days" if value >= 86400 else f"{value / 3600:.1f} hours"
