@@ -350,6 +350,18 @@ def test_zero_3_holds_one_unit_and_not_the_stage() -> None:
     assert peaks["block"] - sum(counts.state(setup, 7)[0]) > bucket.dense * 6
 
 
+def test_zero_3_gathered_once_a_step_holds_the_stage() -> None:
+    """Its weights are spared between steps only: the peak is that of ZeRO-2, which keeps them."""
+    model = memory(load_model("llama3-8b"))
+    per_use = Setup(dp=8, zero=3, gather_per_use=True, reduce_per_microbatch=True)
+    per_step = per_use._replace(gather_per_use=False)
+    two = per_step._replace(zero=2)
+    peaks = [model.use(setup, 0).training_bytes for setup in (per_use, per_step, two)]
+    whole = 2 * parameter_count(load_model("llama3-8b"))
+    assert peaks[1] - peaks[0] > 0.9 * whole
+    assert peaks[1] == pytest.approx(peaks[2], rel=0.02)
+
+
 def test_zero_2_can_peak_above_zero_1() -> None:
     """Its bucket of unreduced gradients comes on top where the shards save little."""
     counts = memory(load_model("llama3-8b"))

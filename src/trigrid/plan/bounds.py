@@ -11,12 +11,12 @@ its first backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import log2
 from operator import mul
 from typing import NamedTuple
 
-from trigrid.plan.memory import Held, communicators
+from trigrid.plan.memory import communicators
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup
 from trigrid.plan.step import Step
 
@@ -211,18 +211,6 @@ class Bounds:
         """Both with what the allocator and the runtime add, at least."""
         runtime = self._context_bytes + communicators(setup) * self._communicator_bytes
         return (state + activations) / self.step.memory.reserved_share + runtime
-
-
-def fullest_ranks(held: Sequence[Held], splits_backward: bool) -> tuple[int, ...]:
-    """The ranks of which one is the fullest: of each kind the first, since early ranks keep most in flight, and, where
-    a schedule splits the backward, the last, since late ones put off most weights' gradients."""
-    first: dict[object, int] = {}
-    last: dict[object, int] = {}
-    for rank, mine in enumerate(held):
-        kind = (mine.parts, mine.first, mine.last)
-        first.setdefault(kind, rank)
-        last[kind] = rank
-    return tuple(sorted({*first.values(), *(last.values() if splits_backward else ())}))
 
 
 def first_in_flight(setup: Setup) -> tuple[int, ...]:

@@ -64,8 +64,7 @@ def _best(space: Space, software: Software) -> Candidate | None:
     searcher = Searcher(space, software)
     if searcher.tightest().bytes > searcher.ceiling:
         return None
-    ranked = searcher.run(FEW_REPLAYS, slack=1.0).ranked
-    return ranked[0] if ranked else None
+    return next(iter(searcher.run(FEW_REPLAYS, slack=1.0).ranked), None)
 
 
 def _elsewhere(found: Found) -> Iterator[Change]:
@@ -102,7 +101,7 @@ def nearest_batch(found: Found) -> tuple[int, Candidate] | None:
         first = next(narrow.setups(), None)
         if first is None or check(job_of(job, first)):
             continue
-        candidate = _best(narrow, found.software)
+        candidate = next(iter(Searcher(narrow, found.software).run(FEW_REPLAYS, slack=1.0).ranked), None)
         if candidate and (best is None or candidate.step_s / size < best[0]):
             best = (candidate.step_s / size, size, candidate)
     if best is None or best[0] >= chosen.step_s / asked:

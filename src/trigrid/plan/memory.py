@@ -19,7 +19,7 @@ Categories
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from trigrid.blueprint.decoder import Unit, block_kinds, decoder_units
 from trigrid.blueprint.parameters import localise
 from trigrid.ledger import Ledger
 from trigrid.plan.compute import Cut
-from trigrid.plan.setup import V_SHAPED, Setup, most_in_flight, schedule_of
+from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, most_in_flight, schedule_of
 from trigrid.plan.software import Software
 from trigrid.schedule import peak_bytes
 from trigrid.spec.layout import Layout
@@ -313,6 +313,10 @@ class Memory:
         gathered, reduced = self._zero_bytes(setup)
         at_block = working + block * ((1 + self.software.prefetched) * gathered + reduced)
         at_end = max(ends, default=0) * (gathered + reduced) + block * self.software.prefetched * gathered
+        if setup.zero == 3 and not setup.gather_per_use:
+            # Gathered once a step: all of them are there until its end.
+            at_block += parameters * policy.compute
+            at_end += parameters * policy.compute
         at_loss = logits + at_end if last else at_end
         boundary = self.boundary_bytes(setup)
         buffers = (2 + (setup.virtual > 1)) * boundary if setup.pp > 1 else 0.0
@@ -351,17 +355,8 @@ class Memory:
         )
 
     def peak_bytes(self, setup: Setup) -> float:
-        """What the fullest pipeline rank needs, as the device sees it, in closed form.
-
-        Early ranks keep most in flight, the last has the loss: only the first two, the last and the one with most
-        layers can be the fullest.
-        """
-        pp = setup.pp
-        if pp <= 4:
-            ranks: Iterable[int] = range(pp)
-        else:
-            held = self.held(setup)
-            ranks = {0, 1, pp - 1, max(range(pp), key=lambda rank: held[rank].layers)}
+        """What the fullest pipeline rank needs, as the device sees it, in closed form."""
+        ranks = fullest_ranks(self.held(setup), setup.schedule in SPLIT_BACKWARD)
         return max(self.device_bytes(setup, self.use(setup, rank)) for rank in ranks)
 
     def _in_flight(
@@ -420,6 +415,18 @@ class Memory:
         allocated = use.training_bytes + values["memory.workspace_bytes"]
         runtime = values["memory.context_bytes"] + communicators(setup) * values["memory.communicator_bytes"]
         return allocated / self.reserved_share + runtime
+
+
+def fullest_ranks(held: Sequence[Held], splits_backward: bool) -> tuple[int, ...]:
+    """The ranks of which one is the fullest: of each kind the first, since early ranks keep most in flight, and, where
+    a schedule splits the backward, the last, since late ones put off most weights' gradients."""
+    first: dict[object, int] = {}
+    last: dict[object, int] = {}
+    for rank, mine in enumerate(held):
+        kind = (mine.parts, mine.first, mine.last)
+        first.setdefault(kind, rank)
+        last[kind] = rank
+    return tuple(sorted({*first.values(), *(last.values() if splits_backward else ())}))
 
 
 def communicators(setup: Setup) -> int:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import block_kinds
-from trigrid.plan.bounds import Bounds, fullest_ranks
+from trigrid.plan.bounds import Bounds
+from trigrid.plan.memory import fullest_ranks
 from trigrid.plan.plan import Plan, make_plan, number_format, setup_of, step_for
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup
 from trigrid.plan.software import Software, engine_software
@@ -27,9 +28,9 @@ from trigrid.spec.rules import check_trainable
 SLACK = 1.03
 """Layouts are priced, and told in the front, that take up to this many times as long as the best."""
 REPLAYED = 50
+MOST_PLAYED = 500_000
 ACTIONS = 100_000
-"""Of schedules that are replayed at most while pricing, and again at the end beside the first FEWEST_REPLAYED layouts:
-a second each."""
+"""Of schedules that are replayed at most while pricing, and at the end beside the first FEWEST_REPLAYED layouts."""
 FEWEST_REPLAYED = 5
 MOST_PRICED = 40_000
 """Where so many bounds are so near to each other, the search ends without a proof."""
@@ -115,7 +116,7 @@ class Searcher:
         self.ceiling = hbm_bytes or self.step.machine.gpu.hbm_bytes
         self.priced = self.played = 0
         self.bounds = Bounds(self.step, self._some(space.grids[0]))
-        self._fullest: dict[tuple[int, int, bool, bool], tuple[tuple[int, ...], bool]] = {}
+        self._fullest: dict[tuple[int, int, bool, bool], tuple[tuple[int, ...], float]] = {}
         self._replays: dict[Setup, Candidate] = {}
         self.found: list[Candidate] = []
         # By their bound these may be the best, by their closed form not; or their memory is dear to count. They are
@@ -163,36 +164,39 @@ class Searcher:
                     continue
                 if seconds < best:
                     # What rules out others must be certain: the closed form of a whole backward is an upper bound.
-                    if not splits and self._full_ranks(setup)[1]:
+                    if not splits and peak * self._full_ranks(setup)[1] <= self.ceiling:
                         best = seconds
-                    elif self.played < ACTIONS:
+                    elif self.played < MOST_PLAYED:
                         best = min(best, self.replayed(setup).step_s)
                 yield Candidate(seconds, peak, setup)
 
     def _peak(self, setup: Setup) -> float | None:
         """Bytes of the fullest rank in closed form, None where it cannot fit."""
-        ranks, even = self._full_ranks(setup)
-        memory, limit, peak = self.step.memory, self.ceiling * (1 if even else UNEVEN), 0.0
+        ranks, uneven = self._full_ranks(setup)
+        memory, limit, peak = self.step.memory, self.ceiling * min(uneven, UNEVEN), 0.0
         for rank in ranks:
             peak = max(peak, memory.device_bytes(setup, memory.use(setup, rank)))
             if peak > limit:
                 return None
         return peak
 
-    def _exact_peak(self, setup: Setup) -> float:
-        """Bytes of the fullest rank, chunk by chunk."""
+    def _whole_peak(self, setup: Setup, exact: bool) -> float:
+        """Bytes of the fullest rank, chunk by chunk where `exact`."""
         memory = self.step.memory
         ranks, _ = self._full_ranks(setup)
-        return max(memory.device_bytes(setup, memory.use(setup, rank, exact=True)) for rank in ranks)
+        return max(memory.device_bytes(setup, memory.use(setup, rank, exact=exact)) for rank in ranks)
 
-    def _full_ranks(self, setup: Setup) -> tuple[tuple[int, ...], bool]:
-        """The ranks that may be the fullest, and whether all chunks of each are alike: then closed forms are exact."""
+    def _full_ranks(self, setup: Setup) -> tuple[tuple[int, ...], float]:
+        """The ranks that may be the fullest, and the largest chunk of a rank over the mean of its chunks, by which the
+        closed form may be wrong."""
         key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED, setup.schedule in SPLIT_BACKWARD)
         found = self._fullest.get(key)
         if found is None:
             held = self.step.memory.held(setup)
-            even = all(len(set(mine.chunks)) == 1 for mine in held)
-            found = self._fullest[key] = (fullest_ranks(held, setup.schedule in SPLIT_BACKWARD), even)
+            uneven = max(max(map(_blocks, mine.chunks)) * setup.virtual / max(1, mine.layers) for mine in held)
+            if len({kind for mine in held for kind in mine.blocks}) > 1:
+                uneven = max(uneven, UNEVEN)
+            found = self._fullest[key] = (fullest_ranks(held, setup.schedule in SPLIT_BACKWARD), uneven)
         return found
 
     def replayed(self, setup: Setup) -> Candidate:
@@ -200,7 +204,7 @@ class Searcher:
         found = self._replays.get(setup)
         if found is None:
             self.played += 2 * setup.pp * setup.virtual * setup.microbatches
-            peak = self._exact_peak(setup)
+            peak = self._whole_peak(setup, exact=True)
             seconds = self.step.time(setup, play=True).step_s if peak <= self.ceiling else float("inf")
             found = self._replays[setup] = Candidate(seconds, peak, setup)
         return found
@@ -285,11 +289,15 @@ class Searcher:
                     setup = space.setup(grid, piping, sharding, micro_batch, space.recomputes[0])
                     state, kept = bounds.state_bytes(setup), bounds.activation_bytes(setup)
                     if best is None or bounds.device_bytes(setup, state, kept) < best[0]:
-                        peak = self._exact_peak(setup)
+                        peak = self._whole_peak(setup, exact=False)
                         best = min(best or (peak, setup), (peak, setup))
         assert best is not None, "an empty space"
         setup = best[1]
-        return Candidate(self.step.time(setup, play=True).step_s, self._exact_peak(setup), setup)
+        return Candidate(self.step.time(setup, play=True).step_s, self._whole_peak(setup, exact=True), setup)
+
+
+def _blocks(chunk: tuple[tuple[str, int], ...]) -> int:
+    return sum(count for _, count in chunk)
 
 
 def selective_drops(job: Job, software: Software) -> bool:
