@@ -26,6 +26,9 @@ def train(
     dry_run: Annotated[
         bool, Parameter(negative="", help="Print the resolved job and the grid, start nothing.")
     ] = False,
+    ignore_plan: Annotated[
+        bool, Parameter(negative="", help="Start on GPUs also where the plan says that the job does not fit.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,7 +61,10 @@ def train(
         return
 
     from trigrid.train import local, trainer
+    from trigrid.train.fit import check_plan
 
+    if first and RUN_DIR_VARIABLE not in os.environ:
+        check_plan(resolved, console, ignore_plan)
     if place is None and resolved.parallel.world > 1:
         local.check_room(resolved)
         run_dir = trainer.open_run(resolved, job.stem, console)
