@@ -21,13 +21,6 @@ from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 from trigrid.spec.models import resolve_model
 
-SHORT = {
-    "gpu": "cluster.gpu",
-    "price": "cluster.price",
-    "ep": "parallel.ep",
-    "virtual": "parallel.virtual_stages",
-}
-"""Short forms of a plan beside those of every job."""
 TOKENS_OF_A_BATCH = 2**22
 """Of a global batch that is not given."""
 LONGEST = 8192
@@ -59,26 +52,18 @@ def ask(
 ) -> Asked:
     """The plan of `target`, a job file, a model of the catalogue or a config.json; or of `params` parameters.
 
-    flags: values of job keys, as on the command line of `train`, with the short forms SHORT, too. cluster: a TOML file
-    with the keys of [cluster]. search: in a job file, too, only what flags give is fixed of the layout.
+    flags: values of job keys, as on the command line of `train`. cluster: a TOML file with the keys of [cluster].
+    search: in a job file, too, only what flags give is fixed of the layout.
     Raises Refused with every problem found.
     """
     if gpus is not None and not 1 <= gpus <= LARGEST_CLUSTER:
         nearest = min(max(gpus, 1), LARGEST_CLUSTER)
         raise Refused([Problem("gpus", gpus, f"must be from 1 to {LARGEST_CLUSTER:,}", (nearest,))])
-    flags = [_spelled(flag) for flag in flags]
     if target is not None and target.endswith(".toml"):
         if params is not None:
             raise Refused([Problem("params", params, f"{target} has a model already")])
         return _of_job(Path(target), flags, gpus, cluster, search, env)
     return _of_model(target, flags, gpus, params, cluster, env)
-
-
-def _spelled(flag: str) -> str:
-    """`flag` with the short forms of a plan written out."""
-    name, equals, value = flag.partition("=")
-    long = SHORT.get(name.removeprefix("--")) if name.startswith("--") else None
-    return f"--{long}{equals}{value}" if long else flag
 
 
 def _of_job(

@@ -25,11 +25,13 @@ from trigrid.spec.job import Job
 
 ENV_PREFIX = "TRIGRID_"
 SHORT_FLAGS = {
-    **{name: ("parallel", name) for name in ("tp", "pp", "cp", "dp", "zero", "schedule", "recompute")},
+    **{name: ("parallel", name) for name in ("tp", "pp", "cp", "dp", "ep", "zero", "schedule", "recompute")},
+    "virtual": ("parallel", "virtual_stages"),
     **{name: ("batch", name) for name in ("global_batch", "micro_batch", "accumulation")},
     "seq": ("batch", "sequence"),
     **{name: ("run", name) for name in ("steps", "seed", "precision", "device", "out")},
     "lr": ("optimizer", "lr"),
+    **{name: ("cluster", name) for name in ("gpu", "price")},
 }
 BARE_KEY = re.compile(r"[\w.\"' \t-]+")
 
