@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from trigrid.blueprint.decoder import parameter_count
 from trigrid.blueprint.flops import train_flops_per_token
 from trigrid.plan.constants import shipped
+from trigrid.plan.goodput import goodput
 from trigrid.plan.machine import Machine, make_machine
 from trigrid.plan.memory import StageMemory, communicators
 from trigrid.plan.notes import Note, notes
@@ -264,7 +265,7 @@ def _facts(
 
 def as_json(plan: Plan) -> dict[str, object]:
     """The plan by the contract `trigrid.plan/1`: what is here stays, more may come."""
-    layout, time = plan.job.parallel, plan.time
+    layout, time, kept = plan.job.parallel, plan.time, goodput(plan.setup.world)
     return {
         "schema": SCHEMA,
         "model": {"name": plan.job.model.name, "parameters": plan.parameters},
@@ -313,6 +314,7 @@ def as_json(plan: Plan) -> dict[str, object]:
             "mfu_causal": plan.mfu_causal,
         },
         "traffic_bytes": dict(plan.traffic_bytes),
+        "goodput": asdict(kept) | {"productive_share": kept.productive_share},
         "warnings": [{"code": note.code, "message": note.message} for note in plan.warnings],
         "assumptions": list(plan.assumptions),
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
+from trigrid.plan.goodput import goodput
 from trigrid.plan.plan import DOES_NOT_FIT, TIGHT, Plan, Stage, number_format, step_for
 from trigrid.plan.software import Policy
-from trigrid.report.console import table
+from trigrid.report.console import duration, table
 from trigrid.report.units import days, figures, gib, scaled, seconds
 from trigrid.spec.cluster import Tier
 
@@ -95,6 +96,7 @@ def _answer(plan: Plan, tokens: float) -> list[str]:
     title = f"{name} ({scaled(plan.parameters)} parameters) on {world:,} × {plan.machine.gpu.name}: {_headline(plan)}"
     trained = plan.training(tokens)
     cost = f", cost {trained.cost:,.0f}" if trained.cost is not None else ""
+    kept = goodput(world)
     energy = f"{trained.energy_kwh / 1e6:,.2f} GWh" if trained.energy_kwh >= 1e5 else f"{trained.energy_kwh:,.0f} kWh"
     rows = [
         ("step", f"{seconds(plan.step_s.best)}  ({_range(plan)})"),
@@ -104,6 +106,11 @@ def _answer(plan: Plan, tokens: float) -> list[str]:
         ),
         ("MFU", f"{plan.mfu_full_attention:.1%} counting full attention, {plan.mfu_causal:.1%} its causal half"),
         (f"{scaled(tokens)} tokens", f"{days(trained.seconds)}, {energy}{cost}, if every step counts"),
+        (
+            "goodput",
+            f"{kept.productive_share:.1%}, at one unexpected stop in {duration(kept.mtbf_job_s)} (Llama 3's rate) and "
+            f"a checkpoint every {duration(kept.interval_s)}",
+        ),
     ]
     return [title, *_rows(rows)]
 
