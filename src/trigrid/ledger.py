@@ -33,12 +33,16 @@ def state_between_steps(bucket: BucketLayout, shard: int, policy: ZeroPolicy, pr
     """State that the holder of shard number `shard` has of `bucket` between two optimizer steps.
 
     weights: in the compute format, full, or none where ZeRO-3 keeps only the master shard. master: the optimizer's
-    copy, nothing where the weights themselves serve. gradients: what persists over a step, full or the shard.
+    copy, nothing where the weights themselves serve, and of a frozen bucket, which has nothing else, the shard in the
+    compute format. gradients: what persists over a step, full or the shard.
     optimizer: AdamW's two moments, which a bucket's tail has none of. (Rajbhandari 2020, section 5, with this
     engine's formats.)
     """
     held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
     compute, master = FORMAT_BYTES[precision.compute], FORMAT_BYTES[precision.master]
+    if bucket.frozen:
+        weights, shard = (0, held) if policy.shard_weights else (bucket.numel, 0)
+        return Ledger({"weights": weights * compute, "master": shard * compute})
     updated = sum(run.stop - run.start for run in (bucket.shard_runs(shard) if policy.shard_optimizer else bucket.runs))
     kept = bucket.shard_numel if policy.reduce_per_microbatch else bucket.numel
     weights_serve = precision.compute == precision.master and not policy.shard_weights

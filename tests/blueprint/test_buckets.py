@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trigrid.blueprint import decoder
-from trigrid.blueprint.buckets import BucketLayout, Run, lay_out, stage_buckets
+from trigrid.blueprint import Unit, decoder
+from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, lay_out, rank_buckets
 from trigrid.blueprint.parameters import LocalParameter, Parameter, localise
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
@@ -53,6 +53,13 @@ def buckets(draw: st.DrawFn) -> BucketLayout:
         )
         locals_.append(localise(parameter, layout, tp_rank))
     return lay_out("b", locals_, draw(st.integers(1, 9)))
+
+
+def stage_buckets(
+    units: Sequence[Unit], layout: Layout, tp_rank: int
+) -> tuple[dict[str, BucketLayout], tuple[UnitBuckets, ...]]:
+    found, places = rank_buckets({0: units}, layout, tp_rank)
+    return found, places[0]
 
 
 def shape_of(bucket: BucketLayout) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.jobs import named, small_job
+from helpers.jobs import frozen, named, small_job
 from helpers.probes import Seen, count_unfinished_sends, watch
 
 from trigrid.check.pool import Pool
@@ -29,6 +29,9 @@ def jobs() -> list[Job]:
         small_job(named("tp2pp2", regather=True, loss_chunks=4, sequence_parallel=True)),
         small_job(named("tp2dp2", zero=2), block="gpt", kv_heads=8),
         small_job(named("dp4", zero=1, dp_replicate=2), tied=True),
+        *(small_job(named("pp2dp2", zero=zero, bucket_numel=9_000), tied=True, precision="bf16") for zero in (0, 2, 3)),
+        *(frozen(small_job(named("tp2pp2dp2", zero=zero), tied=True, precision="bf16")) for zero in (0, 1, 3)),
+        frozen(small_job(named("dp2", zero=3, bucket_numel=9_000, recompute="full"), precision="bf16")),
     ]
     return made
 
@@ -69,13 +72,19 @@ def test_gradients_are_never_whole_from_stage_2_on(by_stage: dict[int, list[Seen
             assert seen.peak["gradients"] == 4 * seen.stage_numel
 
 
-def test_weights_are_never_whole_in_stage_3(by_stage: dict[int, list[Seen]]) -> None:
-    """At no moment more than one unit's gathered weights beside the fp32 shards (R62)."""
-    for seen in by_stage[3]:
-        assert seen.state["weights"] == 0
-        assert seen.peak["weights"] == 2 * seen.largest_numel < 2 * seen.stage_numel
+def test_weights_are_whole_below_stage_3(by_stage: dict[int, list[Seen]]) -> None:
     for zero in (0, 1, 2):
         assert all(seen.peak["weights"] == 2 * seen.stage_numel for seen in by_stage[zero])
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_weights_are_never_whole_in_stage_3(pool: Pool, ahead: int) -> None:
+    """At no moment more than one unit's gathered weights beside the fp32 shards, and those that are fetched ahead
+    (R62)."""
+    for seen in pool.run(watch, 8, small_job(named("tp2pp2dp2", zero=3, prefetch=ahead), precision="bf16")):
+        assert seen.state["weights"] == 0
+        assert seen.peak["weights"] == 2 * (1 + ahead) * seen.largest_numel
+        assert seen.peak["weights"] < 2 * seen.stage_numel
 
 
 def test_volume_is_the_table_of_the_design(by_stage: dict[int, list[Seen]]) -> None:

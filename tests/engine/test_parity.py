@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import planted
-from helpers.jobs import named, small_job
+from helpers.jobs import frozen, named, small_job
 
 from trigrid.blueprint import decoder
 from trigrid.check.parity import Reference, Verdict, judge, judge_bf16, reference, run_rank
@@ -31,7 +31,7 @@ class References:
         self._made: dict[tuple[object, ...], Reference] = {}
 
     def of(self, job: Job) -> Reference:
-        key = (job.model, job.data, job.run.precision)
+        key = (job.model, job.data, job.run.precision, job.optimizer.frozen)
         if key not in self._made:
             row_by_row = replace(job, batch=replace(job.batch, micro_batch=1))
             self._made[key] = reference(row_by_row, self._pool)
@@ -95,6 +95,11 @@ def test_fp64_tp8(pool: Pool, references: References) -> None:
         {"sequence_parallel": True, "regather": True, "zero": 3},
         {"sequence_parallel": True, "regather": True, "recompute": "full", "loss_chunks": 4},
         {"loss_chunks": 8, "zero": 3},
+        {"zero": 3, "prefetch": 0},
+        {"zero": 3, "prefetch": 3},
+        {"zero": 0, "bucket_numel": 10**6},
+        {"zero": 2, "bucket_numel": 9_000},
+        {"zero": 3, "bucket_numel": 9_000, "recompute": "full"},
     ],
     ids=str,
 )
@@ -143,6 +148,32 @@ def test_replicated_shards(pool: Pool, references: References, zero: int) -> Non
     layout = named("pp2dp4", zero=zero, dp_replicate=2)
     found = verdict(pool, references, small_job(layout, **MODELS["tied"]))
     assert found.passed, found
+
+
+@pytest.mark.parametrize("model", ["plain", "tied"])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tp2pp2dp2", {"zero": 0, "sequence_parallel": True}),
+        ("pp4dp2", {"zero": 1}),
+        ("dp2", {"zero": 2, "bucket_numel": 10**6}),
+        ("tp2dp2", {"zero": 3, "recompute": "full"}),
+        ("pp2dp4", {"zero": 3, "dp_replicate": 2, "bucket_numel": 9_000}),
+    ],
+)
+def test_partly_frozen(
+    pool: Pool, references: References, name: str, fields: dict[str, object], model: str
+) -> None:
+    """R57: recomputation, ZeRO-3 and frozen parameters. What is frozen keeps its values and has no gradient; with pp4
+    the first stage may have nothing to train at all."""
+    job = frozen(small_job(named(name, **fields), **MODELS[model]))
+    found = verdict(pool, references, job)
+    assert found.passed, found
+    known = references.of(job)
+    trained = set(known.gradients[0])
+    assert set(known.weights) - trained == {
+        n for n in known.weights if n.startswith(("embedding.", "layers.0.")) or ("layers.2." in n and "norm" in n)
+    }
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])

@@ -30,3 +30,8 @@ def named(name: str, **fields: object) -> Layout:
 
     degrees = {axis: int(degree) for axis, degree in NAMED.findall(name)}
     return Layout(**{"sequence_parallel": False, **degrees, **fields})  # type: ignore[arg-type]
+
+
+def frozen(job: Job) -> Job:
+    """`job` without training of the embedding, of one layer, and of the norms of another."""
+    return replace(job, optimizer=replace(job.optimizer, frozen=("embedding.*", "layers.0.*", "layers.2.*norm*")))

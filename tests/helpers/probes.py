@@ -43,7 +43,7 @@ def watch(rank: int, job: Job, hoarder: str = "") -> Seen:
     engine = build_engine(job, comm, torch.device("cpu"))
     census = Census(engine)
     hoard = []
-    for unit in engine.stage.units:
+    for unit in (unit for stage in engine.stages.values() for unit in stage.units):
         if unit.name == hoarder:
             function = unit._function
             unit._function = lambda w, x, mb, function=function: hoard.append(w["q"].detach()) or function(w, x, mb)

@@ -7,12 +7,16 @@ are then a few stretches of a shard, not a list of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from itertools import groupby
 
-from trigrid.blueprint.decoder import Unit
+from trigrid.blueprint.decoder import Unit, decoder
 from trigrid.blueprint.parameters import LocalParameter, SumGroup, localise
+from trigrid.errors import Problem, Refused
+from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 
 
@@ -49,6 +53,7 @@ class BucketLayout:
     """numel includes a tail that makes it a multiple of `shards`, which belongs to no entry and no run.
 
     Padding of a parameter (rows of the vocabulary) lies inside its entry: its weights and gradients stay zero.
+    frozen: what it holds is not trained: it has weights and nothing else.
     """
 
     name: str
@@ -57,6 +62,7 @@ class BucketLayout:
     numel: int
     shards: int
     tied: bool
+    frozen: bool
 
     @property
     def shard_numel(self) -> int:
@@ -71,13 +77,21 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class UnitBuckets:
-    """A unit with, for each of its parameters, (bucket name, index of the entry in that bucket)."""
+    """A unit with, for each of its parameters, (bucket name, index of the entry in that bucket).
+
+    backward: whether it has one; an embedding whose parameters are all frozen has none.
+    """
 
     unit: Unit
     places: tuple[tuple[str, int], ...]
+    backward: bool
+
+    @property
+    def buckets(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.places)
 
 
-def lay_out(name: str, locals_: Iterable[LocalParameter], shards: int) -> BucketLayout:
+def lay_out(name: str, locals_: Iterable[LocalParameter], shards: int, frozen: bool = False) -> BucketLayout:
     """The bucket `name` holding `locals_`, cut into `shards`."""
     ordered = sorted(locals_, key=_treatment)
     entries, offset = [], 0
@@ -89,25 +103,85 @@ def lay_out(name: str, locals_: Iterable[LocalParameter], shards: int) -> Bucket
         alike = list(members)
         runs.append(Run(alike[0].offset, alike[-1].stop, decay, sum_group, alike[0].local.owned))
     tied = any(e.local.parameter.tied for e in entries)
-    return BucketLayout(name, tuple(entries), tuple(runs), -(-offset // shards) * shards, shards, tied)
+    return BucketLayout(name, tuple(entries), tuple(runs), -(-offset // shards) * shards, shards, tied, frozen)
 
 
-def stage_buckets(
-    units: Sequence[Unit], layout: Layout, tp_rank: int
-) -> tuple[dict[str, BucketLayout], tuple[UnitBuckets, ...]]:
-    """The buckets of a stage and where each unit finds its parameters.
+RankBuckets = tuple[dict[str, BucketLayout], dict[int, tuple[UnitBuckets, ...]]]
 
-    One bucket per unit, except that a tied weight has its own, so that both of its stages cut it at the same places.
+
+def job_buckets(job: Job, pp_rank: int, tp_rank: int) -> RankBuckets:
+    """The buckets of a rank of `job`, and by stage where each unit finds its parameters."""
+    layout, model = job.parallel, decoder(job.model)
+    stages = {stage: model.stage(layout, stage) for stage in layout.stages_of(pp_rank)}
+    return rank_buckets(stages, layout, tp_rank, frozen_parameters(job))
+
+
+def rank_buckets(
+    stages: Mapping[int, Sequence[Unit]], layout: Layout, tp_rank: int, frozen: Collection[str] = ()
+) -> RankBuckets:
+    """The buckets of a rank that holds `stages`, and where each unit finds its parameters.
+
+    One bucket for each unit, or for neighbours in a stage that have at most `layout.bucket_numel` elements together.
+    A tied weight has its own, so that both of its stages cut it at the same places, and so have `frozen` parameters.
     """
-    members: dict[str, dict[str, LocalParameter]] = {}
-    for unit in units:
-        for parameter in unit.parameters:
-            bucket = members.setdefault("tied" if parameter.tied else unit.name, {})
-            bucket.setdefault(parameter.name, localise(parameter, layout, tp_rank))
+    members: dict[tuple[str, bool], dict[str, LocalParameter]] = {}
+    where: dict[str, str] = {}
+    for units in stages.values():
+        for name, unit in _neighbours(units, layout, tp_rank):
+            for parameter in unit.parameters:
+                still = parameter.name in frozen
+                bucket = "tied" if parameter.tied else name + (" frozen" if still else "")
+                where[parameter.name] = bucket
+                held = members.setdefault((bucket, still), {})
+                held.setdefault(parameter.name, localise(parameter, layout, tp_rank))
     shards = layout.dp_shard * layout.cp
-    buckets = {name: lay_out(name, held.values(), shards) for name, held in members.items()}
-    places = {e.local.parameter.name: (b.name, i) for b in buckets.values() for i, e in enumerate(b.entries)}
-    return buckets, tuple(UnitBuckets(unit, tuple(places[p.name] for p in unit.parameters)) for unit in units)
+    buckets = {name: lay_out(name, held.values(), shards, still) for (name, still), held in members.items()}
+    index = {e.local.parameter.name: i for b in buckets.values() for i, e in enumerate(b.entries)}
+
+    def placed(unit: Unit) -> UnitBuckets:
+        names = [p.name for p in unit.parameters]
+        backward = unit.kind != "embedding" or not all(name in frozen for name in names)
+        return UnitBuckets(unit, tuple((where[name], index[name]) for name in names), backward)
+
+    return buckets, {stage: tuple(map(placed, units)) for stage, units in stages.items()}
+
+
+def stretches(units: Iterable[UnitBuckets], bucket: str) -> int:
+    """How often a pass through `units` comes to `bucket` and leaves it again."""
+    return sum(there for there, _ in groupby(bucket in unit.buckets for unit in units))
+
+
+def frozen_parameters(job: Job) -> frozenset[str]:
+    """Names of the parameters that `optimizer.frozen` means. Raises Refused for a pattern that means none, and where
+    nothing is left to train."""
+    names, patterns = decoder(job.model).parameters, job.optimizer.frozen
+    found = {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = tuple(get_close_matches(pattern, names, n=3, cutoff=0.3))
+            raise Refused([Problem("optimizer.frozen", pattern, "is the name of no parameter of the model", near)])
+    if len(found) == len(names):
+        raise Refused([Problem("optimizer.frozen", list(patterns), "leaves no parameter to train")])
+    return frozenset(found)
+
+
+def _neighbours(units: Sequence[Unit], layout: Layout, tp_rank: int) -> Iterator[tuple[str, Unit]]:
+    """Each unit with the name of the bucket that it shares with its neighbours."""
+    group: list[Unit] = []
+    held = 0
+    for unit in units:
+        numel = sum(localise(p, layout, tp_rank).numel for p in unit.parameters if not p.tied)
+        if group and held + numel > layout.bucket_numel:
+            yield from _shared(group)
+            group, held = [], 0
+        group.append(unit)
+        held += numel
+    yield from _shared(group)
+
+
+def _shared(group: Sequence[Unit]) -> Iterator[tuple[str, Unit]]:
+    name = group[0].name if len(group) == 1 else f"{group[0].name} … {group[-1].name}"
+    return ((name, unit) for unit in group)
 
 
 def _treatment(local: LocalParameter) -> tuple[bool, SumGroup, int]:

@@ -43,6 +43,7 @@ class Census:
                 self.survivors.add(bucket.layout.name)
 
         bucket.release = checked_release  # type: ignore[method-assign]
+        bucket.open_start = self._noting(bucket.open_start)  # type: ignore[method-assign]
         bucket.open = self._noting(bucket.open)  # type: ignore[method-assign]
         bucket.open_gradients = self._noting(bucket.open_gradients)  # type: ignore[method-assign]
 

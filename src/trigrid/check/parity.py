@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trigrid.blueprint import decoder
-from trigrid.blueprint.buckets import stage_buckets
+from trigrid.blueprint.buckets import job_buckets
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.check.pool import Pool
 from trigrid.engine.comm import Comm
@@ -138,7 +138,8 @@ def _run_rank(rank: int, job: Job) -> RankRun:
     for step in range(STEPS):
         tokens, labels = (share(rows, job, comm.coord.dp) for rows in batch(job, step))
         numbers = documents(job, step)
-        engine.accumulate(tokens, labels, share(numbers, job, comm.coord.dp) if numbers is not None else None)
+        shared = share(numbers, job, comm.coord.dp) if numbers is not None else None
+        engine.accumulate(tokens, labels, shared, step * job.batch.global_batch)
         summed = engine.sum_gradients()
         gradients.append({name: (engine.buckets[name].held[0], _array(g)) for name, g in summed.items()})
         result = engine.update(summed, job.optimizer.lr)
@@ -249,7 +250,7 @@ def _without_gradient(ref: Reference) -> list[str]:
     floors = [SMALL * _distance(step.values()) for step in ref.gradients]
     return [
         name
-        for name in ref.weights
+        for name in ref.gradients[0]
         if all(_distance([step[name]]) <= floor for step, floor in zip(ref.gradients, floors, strict=True))
     ]
 
@@ -257,7 +258,7 @@ def _without_gradient(ref: Reference) -> list[str]:
 def _pieces(job: Job, rank: int, held: Pieces) -> Iterator[tuple[LocalParameter, int, Array]]:
     """(local parameter, first of its flattened elements, values) for each stretch of a parameter in `held`."""
     at = Grid(job.parallel).coord(rank)
-    buckets, _ = stage_buckets(decoder(job.model).stage(job.parallel, at.pp), job.parallel, at.tp)
+    buckets, _ = job_buckets(job, at.pp, at.tp)
     for name, (start, values) in held.items():
         for entry in buckets[name].entries:
             first, last = max(entry.offset, start), min(entry.stop, start + values.size)

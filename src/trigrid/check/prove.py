@@ -119,9 +119,9 @@ def prove(job: Job, rank: int | None = None) -> Proof:
             tokens = torch.zeros(shape, dtype=torch.int64)
             numbers = tokens if job.data.document_attention else None
             # The first step only brings what is made lazily, such as the optimizer's moments.
-            engine.step(tokens[:1], tokens[:1], job.optimizer.lr, numbers[:1] if numbers is not None else None)
+            engine.step(tokens[:1], tokens[:1], job.optimizer.lr, numbers[:1] if numbers is not None else None, 0)
             comm.traffic.clear()
-            engine.step(tokens, tokens, job.optimizer.lr, numbers)
+            engine.step(tokens, tokens, job.optimizer.lr, numbers, 0)
             return _proof(job, engine, census, time.process_time() - begun)
     finally:
         dist.destroy_process_group()
@@ -137,7 +137,7 @@ def _proof(job: Job, engine: Engine, census: Census, cpu_s: float) -> Proof:
     planned = step_traffic(job, comm.rank)
     traced = {(t.axis, t.kind): (n, comm.traffic.payload_bytes[t]) for t, n in comm.traffic.calls.items()}
     keys = sorted(planned.keys() | traced.keys())
-    units = [unit.name for unit in engine.stage.units]
+    units = [unit.name for stage in engine.stages.values() for unit in stage.units]
     at = comm.coord
     return Proof(
         rank=comm.rank,

@@ -78,6 +78,10 @@ class Pending:
             self._work.wait()
         return self._result()
 
+    def arriving(self) -> Tensor:
+        """What an all-gather or a receive is writing to; not to be read before `wait`."""
+        return self._result()
+
 
 class Comm:
     """The communication of one rank of a grid, over the default process group, which must be the grid's world.
@@ -134,13 +138,16 @@ class Comm:
 
     def all_gather(self, shard: Tensor, axis: str) -> Tensor:
         """Concatenate the `shard` of each rank of `axis` along dimension 0."""
+        return self.all_gather_start(shard, axis).wait()
+
+    def all_gather_start(self, shard: Tensor, axis: str) -> Pending:
         group = self._groups[axis]
         if group.size == 1:
-            return shard
+            return Pending(None, lambda: shard)
         full = shard.new_empty((shard.shape[0] * group.size, *shard.shape[1:]))
         self.traffic.add(Transfer(axis, "all_gather"), full)
-        dist.all_gather_single(full, shard.contiguous(), group=group.handle)
-        return full
+        work = dist.all_gather_single(full, shard.contiguous(), group=group.handle, async_op=True)
+        return Pending(work, lambda: full)
 
     def reduce_scatter(self, full: Tensor, axis: str) -> Tensor:
         """Sum `full` over `axis` and return this rank's part of dimension 0."""

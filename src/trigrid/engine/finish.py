@@ -103,12 +103,14 @@ class ShardOptimizer:
         )
 
 
-def squared_norm(buckets: Mapping[str, Bucket], gradients: Mapping[str, Tensor], comm: Comm) -> Tensor:
+def squared_norm(
+    buckets: Mapping[str, Bucket], gradients: Mapping[str, Tensor], comm: Comm, device: torch.device
+) -> Tensor:
     """This rank's part of the squared global norm, in fp64: each logical element is counted on one rank only.
 
     A tied weight is counted on the first stage.
     """
-    total = torch.zeros((), dtype=torch.float64, device=_device(buckets))
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for name, bucket in buckets.items():
         if bucket.layout.tied and comm.coord.pp > 0:
             continue
@@ -127,9 +129,10 @@ def update(
     clip_norm: float,
 ) -> StepResult:
     """Phases 4 to 6. Where any rank's gradient is not finite nothing is changed, and the result names the culprits."""
-    flag = torch.stack([(~bucket.peaks.isfinite()).any() for bucket in buckets.values()]).any()
+    fine = torch.ones(1, dtype=torch.bool, device=loss.device)
+    flag = ~torch.cat([fine, *(bucket.peaks.isfinite() for bucket in buckets.values())]).all()
     mine = loss if comm.coord.tp == 0 else torch.zeros_like(loss)
-    squares = squared_norm(buckets, gradients, comm)
+    squares = squared_norm(buckets, gradients, comm, loss.device)
     norm2, flagged, total_loss = comm.read(
         comm.all_reduce(torch.stack([squares, flag.double(), mine.double()]), "world")
     )
@@ -155,7 +158,3 @@ def _culprits(buckets: Iterable[Bucket], comm: Comm) -> tuple[str, ...]:
     ]
     found = [name for names_of_rank in comm.gather_objects(names) for name in names_of_rank]  # type: ignore[attr-defined]
     return tuple(found) or ("every rank: finite gradients whose sum overflows",)
-
-
-def _device(buckets: Mapping[str, Bucket]) -> torch.device:
-    return next(iter(buckets.values())).master.device

@@ -63,6 +63,10 @@ class Pipeline:
         losses: list[Tensor] = []
         for action in schedule.ranks[self._rank]:
             stage = self._stages[action.stage]
+            if action.kind is Kind.FORWARD:
+                stage.forward_start()
+            else:
+                stage.backward_start()
             x = self._input(schedule, action, inboxes, microbatches)
             if action.kind is Kind.FORWARD:
                 y: Tensor | None = stage.forward(x, action.microbatch, microbatches[action.microbatch], training)

@@ -7,7 +7,7 @@ steps follows from `ZeroPolicy`; every stage runs the same code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ class Bucket:
 
     `held` is the range of elements that this rank's optimizer updates: its shard, or everything under ZeRO-0.
     `master` holds their weights, a view of the full weights where these have the same format and are kept.
-    `weights` are the full weights in the compute format, None while they are given up.
+    `weights` are the full weights in the compute format, None while they are given up. A frozen bucket has weights
+    alone, whose shard needs no wider format.
     """
 
     def __init__(
@@ -57,13 +58,16 @@ class Bucket:
     ):
         self.layout = layout
         self.policy = policy
-        self.dtypes = dtypes
+        self.frozen = layout.frozen
+        self.dtypes = dtypes if not self.frozen else replace(dtypes, master=dtypes.compute)
+        dtypes = self.dtypes
         self._comm = comm
         start = comm.group("zero").index * layout.shard_numel
         self.shard = (start, start + layout.shard_numel)
         self.held = self.shard if policy.shard_optimizer else (0, layout.numel)
 
         self.weights: Tensor | None = None
+        self._gathering: Pending | None = None
         if policy.shard_weights:
             self.master = torch.zeros(layout.shard_numel, dtype=dtypes.master, device=device)
             self._fill(self.master, self.shard, initialise)
@@ -76,7 +80,7 @@ class Bucket:
                 self.master = torch.zeros(self.held[1] - self.held[0], dtype=dtypes.master, device=device)
                 self._fill(self.weights, (0, layout.numel), initialise, (self.master, self.held))
 
-        kept = layout.shard_numel if policy.reduce_per_microbatch else layout.numel
+        kept = 0 if self.frozen else layout.shard_numel if policy.reduce_per_microbatch else layout.numel
         self._gradients = torch.zeros(kept, dtype=dtypes.reduce, device=device)
         self._transient: Tensor | None = None
         self._reducing: Pending | None = None
@@ -103,24 +107,29 @@ class Bucket:
 
     # Weights
 
+    def open_start(self) -> None:
+        """Begin to make the full weights present."""
+        if self.weights is None and self._gathering is None:
+            shard = self.master.to(self.dtypes.gather)
+            self._gathering = self._comm.all_gather_start(shard, "zero")
+
     def open(self) -> None:
         """Make the full weights present."""
-        if self.weights is None:
-            self.weights = self._gather()
+        self.open_start()
+        if self._gathering is not None:
+            self.weights = self._gathering.wait().to(self.dtypes.compute)
+            self._gathering = None
 
     def close(self) -> None:
-        """The unit is through with the weights for now."""
+        """Its units are through with the weights for now."""
         if self.policy.gather_per_use:
             self.release()
 
     def release(self) -> None:
         """Give up full weights that can be gathered again."""
         if self.policy.shard_weights:
+            assert self._gathering is None, f"weights of {self.layout.name} are gathered and not used"
             self.weights = None
-
-    def _gather(self) -> Tensor:
-        shard = self.master.to(self.dtypes.gather)
-        return self._comm.all_gather(shard, "zero").to(self.dtypes.compute)
 
     @property
     def discards(self) -> bool:
@@ -144,14 +153,14 @@ class Bucket:
     # Gradients
 
     def start_step(self, backwards: int) -> None:
-        """Before a step with `backwards` backward passes through this bucket."""
+        """Before a step in which backward passes come to this bucket `backwards` times."""
         self._gradients.zero_()
         self.peaks.zero_()
         self._backwards_left = backwards
 
     def open_gradients(self) -> None:
-        """Before a unit's backward."""
-        if self.policy.reduce_per_microbatch:
+        """Before the backward of its units."""
+        if self.policy.reduce_per_microbatch and self._transient is None and not self.frozen:
             self._transient = torch.zeros(self.layout.numel, dtype=self.dtypes.reduce, device=self._gradients.device)
 
     def add_gradient(self, index: int, gradient: Tensor) -> None:
@@ -160,7 +169,9 @@ class Bucket:
         full[entry.offset : entry.stop].view(entry.local.shape).add_(gradient)
 
     def close_gradients(self) -> None:
-        """After a unit's backward: reduce what the policy says, and start the step's reduction after the last one."""
+        """After the backward of its units: reduce what the policy says; after the last, start the step's reduction."""
+        if self.frozen:
+            return
         self._backwards_left -= 1
         if self._transient is not None:
             self._note_peaks(self._transient)
@@ -203,9 +214,11 @@ class Bucket:
         """After the optimizer has changed `master`: bring the full weights up to date, or give them up."""
         if self.policy.shard_weights:
             self.release()
+        elif self.frozen:
+            return
         elif self.policy.shard_optimizer:
             assert self.weights is not None
-            gathered = self._gather()
+            gathered = self._comm.all_gather(self.master.to(self.dtypes.gather), "zero").to(self.dtypes.compute)
             if self._comm.group("zero").size > 1 or self.dtypes.compute != self.dtypes.master:
                 self.weights.copy_(gathered)
         elif self.dtypes.compute != self.dtypes.master:
@@ -227,7 +240,7 @@ class Bucket:
 
         return Ledger(
             {
-                "weights": count(self.weights),
+                "weights": count(self.weights, self._gathering.arriving() if self._gathering else None),
                 "master": count(self.master),
                 "gradients": count(self._gradients, self._transient),
             }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trigrid.blueprint import decoder
-from trigrid.blueprint.buckets import stage_buckets
+from trigrid.blueprint.buckets import job_buckets
 from trigrid.grid import grid_of
 from trigrid.ledger import Ledger, state_between_steps
 from trigrid.spec.job import Job
@@ -16,7 +15,7 @@ def rank_state(job: Job, rank: int) -> Ledger:
     grid = grid_of(job)
     at = grid.coord(rank)
     shard = grid.group("zero", rank).index(rank)
-    buckets, _ = stage_buckets(decoder(job.model).stage(job.parallel, at.pp), job.parallel, at.tp)
+    buckets, _ = job_buckets(job, at.pp, at.tp)
     total = Ledger()
     for bucket in buckets.values():
         total += state_between_steps(bucket, shard, zero_policy(job.parallel), PRECISIONS[job.run.precision])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Literal, NamedTuple, Protocol
 
-from trigrid.blueprint import decoder
-from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, stage_buckets
+from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, job_buckets, stretches
 from trigrid.grid import Grid, grid_of
 from trigrid.schedule import make_schedule, receives, sends_to
 from trigrid.spec.job import Job
@@ -37,15 +36,16 @@ def step_traffic(job: Job, rank: int) -> dict[tuple[str, TransferKind], Count]:
             found[axis, kind][1] += calls * payload_bytes
 
     at = grid.coord(rank)
-    buckets, units = stage_buckets(decoder(job.model).stage(job.parallel, at.pp), job.parallel, at.tp)
+    buckets, stages = job_buckets(job, at.pp, at.tp)
     microbatches = job.batch.microbatches(job.parallel)
     policy = zero_policy(job.parallel)
     add("batch", "all_reduce", WIDE_BYTES)  # valid tokens
-    for unit in units:
+    for unit in (unit for units in stages.values() for unit in units):
         _tensor_parallel(job, unit, microbatches, add)
     for bucket in buckets.values():
-        users = sum(any(name == bucket.name for name, _ in unit.places) for unit in units)
-        _zero(job, bucket, policy, users, microbatches, add)
+        forwards = sum(stretches(units, bucket.name) for units in stages.values())
+        backwards = sum(stretches((u for u in units if u.backward), bucket.name) for units in stages.values())
+        _zero(job, bucket, policy, forwards * microbatches, backwards * microbatches, add)
     _boundaries(job, at.pp, microbatches, add)
     _finish(job, grid, rank, buckets, policy, add)
     return {key: Count(*count) for key, count in found.items()}
@@ -63,14 +63,15 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add)
     compute = FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
     tokens = job.batch.micro_batch * job.batch.sequence
     activation = tokens * job.model.hidden * compute
-    forwards = microbatches * (2 if job.parallel.recompute == "full" else 1)
+    forwards = microbatches * (2 if job.parallel.recompute == "full" and placed.backward else 1)
     enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "gpt": (2, 2), "head": (1, 0)}[placed.unit.kind]
+    backwards = microbatches * placed.backward
     if job.parallel.sequence_parallel:
         again = enters if job.parallel.regather and placed.unit.kind != "head" else 0
-        add("tp", "all_gather", activation, enters * forwards + (leaves + again) * microbatches)
-        add("tp", "reduce_scatter", activation, leaves * forwards + enters * microbatches)
+        add("tp", "all_gather", activation, enters * forwards + (leaves + again) * backwards)
+        add("tp", "reduce_scatter", activation, leaves * forwards + enters * backwards)
     else:
-        add("tp", "all_reduce", activation, leaves * forwards + enters * microbatches)
+        add("tp", "all_reduce", activation, leaves * forwards + enters * backwards)
     if placed.unit.kind == "head":
         chunks = job.parallel.loss_chunks
         wide = max(compute, FORMAT_BYTES["fp32"]) * tokens // chunks
@@ -78,20 +79,22 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add)
         add("tp", "all_reduce", 2 * wide, chunks * forwards)  # sum of exponentials, the label's logit
 
 
-def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, users: int, microbatches: int, add: Add) -> None:
-    """A bucket used by `users` units: gradients once per step or per backward, weights once per step or per use."""
+def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, forwards: int, backwards: int, add: Add) -> None:
+    """A bucket to which a step comes so often: gradients are reduced once per step or per backward, weights gathered
+    once per step or per use; frozen ones have no gradients and do not change."""
     precision = PRECISIONS[job.run.precision]
     gradients = bucket.numel * FORMAT_BYTES[precision.reduce]
     weights = bucket.numel * FORMAT_BYTES[precision.gather]
-    passes = users * microbatches
+    if policy.gather_per_use:
+        add("zero", "all_gather", weights, forwards + backwards)
+    elif policy.shard_weights or (policy.shard_optimizer and not bucket.frozen):
+        add("zero", "all_gather", weights)
+    if bucket.frozen:
+        return
     if policy.reduce_per_microbatch:
-        add("zero", "reduce_scatter", gradients, passes)
+        add("zero", "reduce_scatter", gradients, backwards)
     else:
         add("zero", "reduce_scatter" if policy.shard_optimizer else "all_reduce", gradients)
-    if policy.gather_per_use:
-        add("zero", "all_gather", weights, 2 * passes)
-    elif policy.shard_optimizer:
-        add("zero", "all_gather", weights)
     held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
     add("replicate", "all_reduce", held * FORMAT_BYTES[precision.reduce])
 
@@ -115,10 +118,11 @@ def _finish(job: Job, grid: Grid, rank: int, buckets: dict[str, BucketLayout], p
     def held(bucket: BucketLayout) -> tuple[Run, ...]:
         return bucket.shard_runs(shard) if policy.shard_optimizer else bucket.runs
 
+    trained = [bucket for bucket in buckets.values() if not bucket.frozen]
     for group in ("tp", "kv"):
-        parts = [run.stop - run.start for b in buckets.values() for run in held(b) if run.sum_group == group]
+        parts = [run.stop - run.start for b in trained for run in held(b) if run.sum_group == group]
         add(group, "all_reduce", sum(parts) * reduce)
-    for bucket in buckets.values():
+    for bucket in trained:
         if bucket.tied:
             numel = bucket.shard_numel if policy.shard_optimizer else bucket.numel
             add("tied", "all_reduce", numel * reduce)
