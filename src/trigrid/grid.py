@@ -6,7 +6,7 @@ Groups
     replicate          the ranks that hold the same ZeRO shard (HSDP), the farther part of dp
     batch              the ranks that see other tokens of the same global batch: dp × cp
     kv                 the TP ranks that hold the same KV head, where kv_heads < tp
-    tied               the first and the last pipeline rank, which share a tied embedding
+    tied               the pipeline ranks of the first and the last stage, which share a tied embedding
     world              every rank
 """
 
@@ -86,7 +86,7 @@ class Grid:
                 first = here.tp // self.kv_copies * self.kv_copies
                 return self._along(here, {"tp": range(first, first + self.kv_copies)})
             case "tied":
-                ends = sorted({0, layout.pp - 1})
+                ends = sorted({layout.placement[0], layout.placement[-1]})
                 return self._along(here, {"pp": ends if here.pp in ends else [here.pp]})
             case "world":
                 return tuple(range(self.world))

@@ -15,6 +15,7 @@ from trigrid.blueprint import decoder
 from trigrid.blueprint.parameters import LocalParameter, localise
 from trigrid.engine.comm import Comm
 from trigrid.engine.loss import head_loss
+from trigrid.engine.tensor import TensorParallel
 from trigrid.grid import Grid
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
@@ -53,9 +54,9 @@ def run(dtype: torch.dtype, chunks: int) -> tuple[Tensor, Tensor, Tensor, int]:
     weight_VH = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype).requires_grad_()
     labels_SB = torch.randint(0, VOCAB, (SEQUENCE, ROWS), generator=generator)
     labels_SB[:7, 0] = -100
-    comm = Comm(Grid(Layout()), 0)
+    tp = TensorParallel(Comm(Grid(Layout()), 0), False)
     with Largest() as largest:
-        loss = head_loss(x_SBH, weight_VH, labels_SB, torch.tensor(0.01, dtype=dtype), head(), comm, chunks)
+        loss = head_loss(x_SBH, weight_VH, labels_SB, torch.tensor(0.01, dtype=dtype), head(), tp, chunks)
         (loss * 3).backward()
     assert x_SBH.grad is not None
     assert weight_VH.grad is not None

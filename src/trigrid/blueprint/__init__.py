@@ -2,6 +2,7 @@
 
 parameters.py   one parameter: global shape, which dimension TP cuts, who owns the copies
 decoder.py      the units of a decoder, and which stage holds which
+frozen.py       which of them are not trained
 buckets.py      the flat layout of a unit's parameters, which ZeRO cuts into shards
 flops.py        floating-point operations of the model's matrix products
 """

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from itertools import groupby
 
 from trigrid.blueprint.decoder import Unit, decoder
+from trigrid.blueprint.frozen import frozen_parameters
 from trigrid.blueprint.parameters import LocalParameter, SumGroup, localise
-from trigrid.errors import Problem, Refused
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 
@@ -149,20 +147,6 @@ def rank_buckets(
 def stretches(units: Iterable[UnitBuckets], bucket: str) -> int:
     """How often a pass through `units` comes to `bucket` and leaves it again."""
     return sum(there for there, _ in groupby(bucket in unit.buckets for unit in units))
-
-
-def frozen_parameters(job: Job) -> frozenset[str]:
-    """Names of the parameters that `optimizer.frozen` means. Raises Refused for a pattern that means none, and where
-    nothing is left to train."""
-    names, patterns = decoder(job.model).parameters, job.optimizer.frozen
-    found = {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = tuple(get_close_matches(pattern, names, n=3, cutoff=0.3))
-            raise Refused([Problem("optimizer.frozen", pattern, "is the name of no parameter of the model", near)])
-    if len(found) == len(names):
-        raise Refused([Problem("optimizer.frozen", list(patterns), "leaves no parameter to train")])
-    return frozenset(found)
 
 
 def _neighbours(units: Sequence[Unit], layout: Layout, tp_rank: int) -> Iterator[tuple[str, Unit]]:

@@ -4,6 +4,7 @@ A claim is stated per token of a microbatch and for the whole model; `cut` says 
     tp        tensor parallelism always (heads, inner widths, vocabulary)
     sequence  tensor parallelism only where it also cuts the sequence (Korthikanti 2022)
     none      nothing
+    only_tp   as tp, and without tensor parallelism there is no such tensor
 Context parallelism divides the tokens themselves. The planner prices claims, the dry run counts the real program.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from trigrid.spec.model import ModelSpec
 
-Cut = Literal["tp", "sequence", "none"]
+Cut = Literal["tp", "sequence", "none", "only_tp"]
 Format = Literal["compute", "fp32", "byte"]
 
 
@@ -29,8 +30,13 @@ class Kernels:
     sequence parallelism gathered are kept in shards and gathered again in backward. dropout: masks after attention and
     feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel; fused_norm: a norm is one, else
     it is written out in fp32, operation by operation. loss: "fused" keeps one fp32
-    softmax, "unfused" makes copies of the logits on the way, "chunked" never holds more than a chunk. selective: what
-    selective recomputation runs again: "attention" its core, "alternate" every second product and all between.
+    softmax, "unfused" makes copies of the logits on the way, "chunked" never holds more than a chunk, "in-place" is one
+    kernel each way that writes the gradients over the logits, "dtensor" is "unfused" but makes more copies where the
+    vocabulary is cut. selective: what
+    selective recomputation runs again: "attention" its core, "alternate" every second product and all between, "cheap"
+    its core and, but for what a collective gathered, the inputs of products that a norm or an activation made.
+    hashed_dropout, hashed_scores: dropout of hidden states, and of the attention's probabilities, whose masks are made
+    again and not kept.
     """
 
     fused_attention: bool = True
@@ -40,8 +46,15 @@ class Kernels:
     dropout: bool = False
     fused_passes: bool = False
     fused_norm: bool = True
-    loss: Literal["fused", "unfused", "chunked"] = "fused"
-    selective: Literal["attention", "alternate"] = "attention"
+    loss: Literal["fused", "unfused", "chunked", "in-place", "dtensor"] = "fused"
+    selective: Literal["attention", "alternate", "cheap"] = "attention"
+    hashed_dropout: bool = False
+    hashed_scores: bool = False
+
+
+# A mask takes some twelve passes over numbers of four bytes, its use three over the elements: as elements of two bytes.
+HASHED = 45 + 6.5
+HASH_KERNELS = 14
 
 
 class Gemm(NamedTuple):
@@ -72,7 +85,8 @@ class Attend(NamedTuple):
 class Pass(NamedTuple):
     """A memory-bound operation: elements that a token reads and writes, and kernels, forward and backward.
 
-    scores: elements per token *and* token of the sequence.
+    scores: elements per token *and* token of the sequence. again, gathers: as Saved's dropped and gathers, of what it
+    makes.
     """
 
     role: str
@@ -81,10 +95,14 @@ class Pass(NamedTuple):
     kernels: int
     cut: Cut
     scores: bool = False
+    again: bool = False
+    gathers: bool = False
 
 
 class Saved(NamedTuple):
-    """A tensor kept for backward. scores as in Pass; dropped: selective recomputation makes it again."""
+    """A tensor kept for backward. scores as in Pass; dropped: selective recomputation makes it again; added: it is kept
+    under selective recomputation alone; gathers: where sequence parallelism cuts the sequence, a collective would have
+    to make it again, and it is not dropped."""
 
     name: str
     elements: float
@@ -92,6 +110,8 @@ class Saved(NamedTuple):
     cut: Cut
     scores: bool = False
     dropped: bool = False
+    added: bool = False
+    gathers: bool = False
 
 
 class Claims(NamedTuple):
@@ -140,12 +160,19 @@ def saved_bytes(
     """Bytes of `tensors` on one rank for `tokens` tokens of it, out of sequences of `sequence` tokens."""
     total = 0.0
     for tensor in tensors:
-        if selective and tensor.dropped:
+        if (selective and made_again(tensor, sequence_parallel)) or (tensor.added and not selective):
+            continue
+        if tensor.cut == "only_tp" and tp == 1:
             continue
         size = {"compute": compute_bytes, "fp32": 4, "byte": 1}[tensor.format]
-        divided = tp if tensor.cut == "tp" or (tensor.cut == "sequence" and sequence_parallel) else 1
+        divided = tp if tensor.cut in ("tp", "only_tp") or (tensor.cut == "sequence" and sequence_parallel) else 1
         total += size * tensor.elements * (sequence if tensor.scores else 1) / divided
     return total * tokens
+
+
+def made_again(tensor: Saved, sequence_parallel: bool) -> bool:
+    """Whether selective recomputation does not keep `tensor`."""
+    return tensor.dropped and not (tensor.gathers and sequence_parallel)
 
 
 def _gathered(kernels: Kernels) -> Cut:
@@ -153,17 +180,26 @@ def _gathered(kernels: Kernels) -> Cut:
     return "sequence" if kernels.regather else "none"
 
 
+def _input(name: str, h: int, kernels: Kernels, dropped: bool) -> Saved:
+    """The input of column-parallel products, which a norm makes."""
+    gathers = kernels.selective == "cheap" and not kernels.regather
+    return Saved(name, h, "compute", _gathered(kernels), dropped=dropped, gathers=gathers)
+
+
 def _norm(role: str, h: int, kernels: Kernels) -> Pass:
     """Reads and writes once where fused; written out it casts, squares, averages, multiplies, casts, multiplies."""
+    again = kernels.selective == "cheap"
+    forward, backward, count = 2 * h, (4 if kernels.fused_passes else 5) * h, 1
     if not kernels.fused_norm:
-        return Pass(role, 18 * h, 30 * h, 7, "sequence")
-    return Pass(role, 2 * h, (4 if kernels.fused_passes else 5) * h, 1, "sequence")
+        forward, backward, count = 18 * h, 30 * h, 7
+    return Pass(role, forward, backward, count, "sequence", again=again, gathers=not kernels.regather)
 
 
 def _residual(role: str, h: int, kernels: Kernels) -> Pass:
     # Dropout reads and writes once more and keeps a mask; fused, it is part of the addition.
-    extra = 2 if kernels.dropout and not kernels.fused_passes else 0
-    return Pass(role, (3 + extra) * h, (1 + extra) * h, 1 + (extra > 0), "sequence")
+    extra = HASHED if kernels.hashed_dropout else 2 if kernels.dropout and not kernels.fused_passes else 0
+    more = HASH_KERNELS if kernels.hashed_dropout else extra > 0
+    return Pass(role, (3 + extra) * h, (1 + extra) * h, 1 + more, "sequence")
 
 
 class _Part(NamedTuple):
@@ -248,6 +284,7 @@ def _block(spec: ModelSpec, kernels: Kernels, kind: str, ffn: _Part, gradients: 
 def _grouped_queries(spec: ModelSpec, kernels: Kernels) -> _Part:
     h, q, k = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     alternate = kernels.selective == "alternate"
+    normed = spec.qk_norm and kernels.selective == "cheap"
     gemms = (
         Gemm("q", h, q, "out"),
         Gemm("k", h, k, "out", spec.kv_heads, again=alternate),
@@ -255,19 +292,19 @@ def _grouped_queries(spec: ModelSpec, kernels: Kernels) -> _Part:
         Gemm("o", q, h, "into", again=alternate),
     )
     saved = [
-        Saved("qkv_input", h, "compute", _gathered(kernels), dropped=alternate),
+        _input("qkv_input", h, kernels, kernels.selective != "attention"),
         *([Saved("qk_norm_inputs", q + k, "compute", "tp", dropped=alternate)] if spec.qk_norm else []),
         *([Saved("qkv", q + 2 * k, "compute", "tp")] if kernels.keeps_qkv else []),
-        Saved("rotated_q", q, "compute", "tp"),
-        Saved("rotated_k", k, "compute", "tp", dropped=alternate),
+        Saved("rotated_q", q, "compute", "tp", dropped=normed),
+        Saved("rotated_k", k, "compute", "tp", dropped=alternate or normed),
         *([] if kernels.keeps_qkv else [Saved("v", k, "compute", "tp")]),
         *_scores(spec, kernels),
         Saved("attention_output", q, "compute", "tp"),
     ]
     rotary = 2 if kernels.fused_passes else 5
-    passes = [Pass("rotary", rotary * (q + k), rotary * (q + k), 2 if kernels.fused_passes else 8, "tp")]
+    passes = [Pass("rotary", rotary * (q + k), rotary * (q + k), 2 if kernels.fused_passes else 8, "tp", again=normed)]
     if spec.qk_norm:
-        passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp"))
+        passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp", again=normed))
     return _Part(gemms, (*passes, *_score_passes(spec, kernels)), tuple(saved))
 
 
@@ -308,22 +345,27 @@ def _latent(spec: ModelSpec, kernels: Kernels) -> _Part:
 
 def _gated(spec: ModelSpec, kernels: Kernels, f: int, prefix: str = "") -> _Part:
     h, alternate = spec.hidden, kernels.selective == "alternate"
+    again = kernels.selective != "attention"
     gemms = (
         Gemm(f"{prefix}gate", h, f, "out"),
         Gemm(f"{prefix}up", h, f, "out", again=alternate),
         Gemm(f"{prefix}down", f, h, "into"),
     )
     saved = [
-        Saved(f"{prefix}ffn_input", h, "compute", _gathered(kernels), dropped=alternate),
+        _input(f"{prefix}ffn_input", h, kernels, again),
         Saved(f"{prefix}gate", f, "compute", "tp"),
         Saved(f"{prefix}up", f, "compute", "tp", dropped=alternate),
     ]
     if kernels.gate == "eager":
-        saved.append(Saved(f"{prefix}activated_gate", f, "compute", "tp", dropped=alternate))
+        saved.append(Saved(f"{prefix}activated_gate", f, "compute", "tp", dropped=again))
     if kernels.gate != "recomputed":
-        saved.append(Saved(f"{prefix}down_input", f, "compute", "tp", dropped=alternate))
+        saved.append(Saved(f"{prefix}down_input", f, "compute", "tp", dropped=again))
+        if alternate:
+            # Run operation by operation, it keeps the output of every second product, needed or not.
+            saved.append(Saved(f"{prefix}down_output", h, "compute", "sequence", added=True))
     fused = kernels.fused_passes
-    passes = (Pass(f"{prefix}gated", (3 if fused else 5) * f, (5 if fused else 8) * f, 1 if fused else 2, "tp"),)
+    cheap = kernels.selective == "cheap"
+    passes = (Pass(f"{prefix}gated", (3 if fused else 5) * f, (5 if fused else 8) * f, 2 - fused, "tp", again=cheap),)
     return _Part(gemms, passes, tuple(saved))
 
 
@@ -331,7 +373,7 @@ def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
     """LayerNorm with biases, learned positions, GELU. With dropout and without fused attention the saved tensors are
     34·s·b·h + 5·a·s²·b bytes (Korthikanti 2022, section 4.1)."""
     h, q, f = spec.hidden, spec.heads * spec.head_dim, spec.ffn
-    enter = _gathered(kernels)
+    cheap = kernels.selective == "cheap"
     gemms = (
         Gemm("qkv", h, 3 * q, "out"),
         Gemm("o", q, h, "into"),
@@ -341,16 +383,16 @@ def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
     mask = [Saved("dropout_mask", h, "byte", "sequence")] if kernels.dropout else []
     saved = (
         Saved("attention_norm_input", h, "compute", "sequence"),
-        Saved("qkv_input", h, "compute", enter),
+        _input("qkv_input", h, kernels, cheap),
         Saved("q_and_k", 2 * q, "compute", "tp"),
         Saved("v", q, "compute", "tp"),
         *_scores(spec, kernels),
         Saved("attention_output", q, "compute", "tp"),
         *mask,
         Saved("ffn_norm_input", h, "compute", "sequence"),
-        Saved("ffn_input", h, "compute", enter),
+        _input("ffn_input", h, kernels, cheap),
         Saved("gelu_input", f, "compute", "tp"),
-        Saved("down_input", f, "compute", "tp"),
+        Saved("down_input", f, "compute", "tp", dropped=cheap),
         *mask,
     )
     fused = kernels.fused_passes
@@ -360,7 +402,7 @@ def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
         *_score_passes(spec, kernels),
         _residual("attention_residual", h, kernels),
         _norm("ffn_norm", h, kernels),
-        Pass("gelu", (2 if fused else 4) * f, (3 if fused else 5) * f, 1 if fused else 2, "tp"),
+        Pass("gelu", (2 if fused else 4) * f, (3 if fused else 5) * f, 2 - fused, "tp", again=cheap),
         _residual("ffn_residual", h, kernels),
     )
     working = (
@@ -393,15 +435,17 @@ def _score_passes(spec: ModelSpec, kernels: Kernels) -> list[Pass]:
     if kernels.fused_attention:
         return []
     a = spec.heads
-    dropout = 2.5 * a if kernels.dropout else 0.0
-    return [Pass("scores", 4 * a + dropout, 6 * a + dropout, 3 if kernels.dropout else 2, "tp", scores=True)]
+    dropout = HASHED * a if kernels.hashed_scores else 2.5 * a if kernels.dropout else 0.0
+    count = HASH_KERNELS if kernels.hashed_scores else kernels.dropout
+    return [Pass("scores", 4 * a + dropout, 6 * a + dropout, 2 + count, "tp", scores=True)]
 
 
 def _embedding(spec: ModelSpec, kernels: Kernels) -> Claims:
     h = spec.hidden
     dropout = [Saved("dropout_mask", h, "byte", "sequence")] if kernels.dropout and spec.block == "gpt" else []
     positions = 2 * h if spec.block == "gpt" else 0
-    passes = (Pass("look_up", 2 * h + positions, 3 * h + positions, 2, "sequence"),)
+    hashed = HASHED * h if kernels.hashed_dropout else 0.0
+    passes = (Pass("look_up", 2 * h + positions + hashed, 3 * h + positions + hashed, 2, "sequence"),)
     return Claims("embedding", (), (), passes, tuple(dropout), 0, 1)
 
 
@@ -412,12 +456,16 @@ def _head(spec: ModelSpec, kernels: Kernels) -> Claims:
         Saved("final_norm_input", h, "compute", "sequence"),
         Saved("head_input", h, "compute", _gathered(kernels)),
     ]
-    if kernels.loss != "chunked":
+    if kernels.loss in ("fused", "unfused", "dtensor"):
         saved.append(Saved("softmax", v, "fp32", "tp"))
-    copies = {"fused": 1.0, "unfused": 1.0, "chunked": 0.25}[kernels.loss]
+    copies = 0.25 if kernels.loss == "chunked" else 1.0
     working = [Saved("logits", copies * v, "compute", "tp")]
-    if kernels.loss != "fused":
+    if kernels.loss in ("unfused", "chunked", "dtensor"):
         working.append(Saved("logits_in_fp32", copies * v, "fp32", "tp"))
-    passes = (_norm("final_norm", h, kernels), Pass("loss", 8 * v, 4 * v, 6, "tp"))
+    if kernels.loss == "dtensor":
+        # Backward has softmax, one-hot gradients, exponentials and their sum, all in fp32, for the ten bytes otherwise.
+        working.append(Saved("copies_of_the_cut_loss", 1.5 * v, "fp32", "only_tp"))
+    loss = Pass("loss", v, 2 * v, 2, "tp") if kernels.loss == "in-place" else Pass("loss", 8 * v, 4 * v, 6, "tp")
+    passes = (_norm("final_norm", h, kernels), loss)
     gemms = (Gemm("head", h, v, "out"),)
     return Claims("head", gemms, (), passes, tuple(saved), 1, 0, tuple(working))

@@ -14,8 +14,8 @@ from trigrid.cli.app import JobFile, Json, Overrides, Quiet, app, examples, prin
 @app.command(
     help_epilogue=examples(
         "trigrid parity examples/parity.toml",
-        "trigrid parity examples/parity.toml --layouts tp2pp2dp2 --zero 3",
-        "trigrid parity examples/parity.toml --world 4 --dtype fp32 --model.tied true",
+        "trigrid parity examples/parity.toml --options job --world 4 --model.tied true",
+        "trigrid parity examples/parity.toml --layouts tp2pp2dp2 --zero 3 --dtype bf16",
     )
 )
 def parity(
@@ -23,11 +23,21 @@ def parity(
     *overrides: Overrides,
     layouts: Annotated[
         str,
-        Parameter(help="`all`: every TP × PP × DP of 1, 2, 4 … WORLD processes; or a list: `tp2pp2dp2,tp8`."),
+        Parameter(help="`all`: every TP × PP × DP of up to WORLD processes; or a list: `tp2pp2dp2,tp8`."),
     ] = "all",
+    options: Annotated[
+        Literal["pairs", "job"] | None,
+        Parameter(
+            help="`pairs`: other options in each layout, so that every two of them meet, in a few more jobs than "
+            "layouts; `job`: those of the job. By default `pairs` with `--layouts all`, else `job`."
+        ),
+    ] = None,
     zero: Annotated[str, Parameter(help="ZeRO stages to try, comma-separated.")] = "0,1,2,3",
     world: Annotated[int, Parameter(help="Processes to use at most.")] = 8,
-    dtype: Annotated[Literal["fp64", "fp32", "bf16"], Parameter(help="Number format of the comparison.")] = "fp64",
+    dtype: Annotated[
+        Literal["fp64", "fp32", "bf16"] | None,
+        Parameter(help="Number format of the comparison; left out: all of them among pairs, else fp64."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,15 +47,20 @@ def parity(
     1e-5; in bf16 a layout may be 1.25 times as far from fp32 as the single process. Exits with 1 where one does not.
     """
     from trigrid.check.matrix import as_json_value, choose, run_matrix, verdict_table
+    from trigrid.check.pairs import OPTIONS
     from trigrid.report.console import Console
 
     say = Console(quiet).say
-    resolved = trainable(job, [*overrides, "--run.precision", dtype])
-    verdicts = run_matrix(resolved, choose(resolved, layouts, zero, world, say), say)
+    resolved = trainable(job, [*overrides, "--run.precision", dtype or "fp64"])
+    varied = dict(OPTIONS) if (options or ("pairs" if layouts == "all" else "job")) == "pairs" else {}
+    if dtype:
+        varied.pop("run.precision", None)
+    jobs = choose(resolved, layouts, zero, world, varied, say)
+    verdicts = run_matrix(jobs, say)
     if as_json:
-        print_json([as_json_value(verdict) for verdict in verdicts])
+        print_json([as_json_value(job, verdict) for job, verdict in zip(jobs, verdicts, strict=True)])
     else:
-        print(verdict_table(verdicts))
+        print(verdict_table(jobs, verdicts, varied))
     if not all(verdict.passed for verdict in verdicts):
         sys.exit(1)
 

@@ -2,6 +2,8 @@
 
 comm.py      every collective and point-to-point call, counted
 tensor.py    tensor parallelism: regions, vocabulary-parallel embedding and loss
+again.py     tensors that backward makes again, where autograd would keep them
+dropout.py   masks that are hashes of what each element is
 units.py     a stage as a list of units; autograd runs per unit
 zero.py      buckets: weights and gradients of a unit, sharded over data parallelism as the ZeRO stage says
 pipeline.py  the interpreter of schedules

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -169,10 +170,11 @@ class Comm:
         return Pending(work, lambda: shard)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
-        """A channel in each direction between pipeline ranks that follow each other."""
-        group = self._groups["pp"]
+        """A channel in each direction between pipeline ranks whose stages follow each other."""
+        group, placement = self._groups["pp"], self.grid.layout.placement
         channels = {}
-        for src, dst in sorted({pair for i in range(group.size - 1) for pair in ((i, i + 1), (i + 1, i))}):
+        neighbours = {(a, b) for a, b in pairwise(placement) if a != b}
+        for src, dst in sorted(neighbours | {(b, a) for a, b in neighbours}):
             handle = group.handle
             mine = group.index in (src, dst)
             if not self._gloo:

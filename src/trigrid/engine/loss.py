@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.comm import Comm
+from trigrid.engine.tensor import TensorParallel
 
 
 def head_loss(
@@ -22,7 +23,7 @@ def head_loss(
     labels_SB: Tensor,
     scale: Tensor,
     local: LocalParameter,
-    comm: Comm,
+    tp: TensorParallel,
     chunks: int,
 ) -> Tensor:
     """Sum over tokens of the cross-entropy of the head's logits, times `scale` (a scalar).
@@ -31,9 +32,9 @@ def head_loss(
     padding. chunks: pieces of the sequence; more than one bounds the logits to a piece, computed again in backward.
     """
     if chunks == 1:
-        logits_SBV = F.linear(x_SBH, weight_VH)
-        return _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], comm)  # type: ignore[no-untyped-call, no-any-return]
-    return _InChunks.apply(x_SBH, weight_VH, labels_SB, scale, local.box[0], comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
+        (logits_SBV,) = tp.products(x_SBH, (weight_VH, None))
+        return _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], tp.comm)  # type: ignore[no-untyped-call, no-any-return]
+    return _InChunks.apply(x_SBH, weight_VH, labels_SB, scale, local.box[0], tp.comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Softmax(NamedTuple):

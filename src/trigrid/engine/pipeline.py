@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trigrid.engine.comm import Channel, Comm, Pending
 from trigrid.engine.units import Microbatch, Stage
-from trigrid.schedule import Action, Kind, Schedule, channels, receives, sends_to
+from trigrid.schedule import Action, Kind, Schedule, channels, needs, receives, result, sends_to
 
 
 class _Inbox:
@@ -53,33 +53,42 @@ class Pipeline:
 
         boundary: shape of the activation between two stages.
         """
-        training = any(action.kind is Kind.BACKWARD for action in schedule.ranks[self._rank])
+        mine = schedule.ranks[self._rank]
+        training = any(action.kind is not Kind.FORWARD for action in mine)
         routes = channels(schedule)
         inboxes = {
             src: _Inbox(self._comm.channel(src, dst), messages, lambda: self._buffer(boundary))
             for (src, dst), messages in routes.items()
             if dst == self._rank
         }
+        handed: dict[Action, Tensor] = {}
         losses: list[Tensor] = []
-        for action in schedule.ranks[self._rank]:
-            stage = self._stages[action.stage]
+        for action in mine:
+            stage, m = self._stages[action.stage], action.microbatch
+            if action.kind is Kind.WEIGHT:
+                stage.weight_backward(m)
+                continue
             if action.kind is Kind.FORWARD:
                 stage.forward_start()
             else:
                 stage.backward_start()
-            x = self._input(schedule, action, inboxes, microbatches)
+            x = self._input(schedule, action, inboxes, handed, microbatches)
             if action.kind is Kind.FORWARD:
-                y: Tensor | None = stage.forward(x, action.microbatch, microbatches[action.microbatch], training)
-                if action.stage == schedule.stages - 1:
-                    assert y is not None
-                    losses.append(y)
+                y: Tensor | None = stage.forward(x, m, microbatches[m], training)
+            elif action.kind is Kind.INPUT:
+                y = stage.input_backward(x, m)
             else:
-                y = stage.backward(x, action.microbatch)
+                y = stage.backward(x, m)
             del x
-            target = sends_to(schedule, action)
-            if target is not None:
+            if (target := sends_to(schedule, action)) is not None:
                 assert y is not None
                 self._comm.channel(self._rank, target).send(y)
+            elif action.kind is Kind.FORWARD and action.stage == schedule.stages - 1:
+                assert y is not None
+                losses.append(y)
+            elif action.kind is Kind.FORWARD or action.stage > 0:
+                assert y is not None
+                handed[result(action)] = y
             del y
         for src, dst in routes:
             if src == self._rank:
@@ -92,12 +101,16 @@ class Pipeline:
         schedule: Schedule,
         action: Action,
         inboxes: Mapping[int, _Inbox],
+        handed: dict[Action, Tensor],
         microbatches: Sequence[Microbatch],
     ) -> Tensor:
-        """What `action` starts from: a message, the tokens, or one for the gradient of the loss."""
+        """What `action` starts from: a message, what another stage of this rank has handed over, the tokens, or one
+        for the gradient of the loss."""
         message = receives(schedule, action)
         if message is not None:
             return inboxes[schedule.placement[message.stage]].take(message)
+        if (need := needs(schedule, action)) is not None:
+            return handed.pop(need)
         if action.kind is Kind.FORWARD:
             return microbatches[action.microbatch].tokens_SB
         return torch.ones((), dtype=self._loss_dtype, device=self._device)

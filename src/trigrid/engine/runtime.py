@@ -3,111 +3,156 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from trigrid.blueprint import Unit, decoder
-from trigrid.blueprint.buckets import stage_buckets
+from trigrid.blueprint import Unit
+from trigrid.blueprint.buckets import UnitBuckets, job_buckets, stretches
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.agreement import disagreements
 from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
+from trigrid.engine.later import WeightQueue
 from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
 from trigrid.ledger import Ledger
-from trigrid.schedule import Kind, Schedule, make_schedule, validate
-from trigrid.schedule.generators import forward_only
+from trigrid.schedule.of_job import evaluation_schedule, job_schedule
 from trigrid.spec.job import Job
-from trigrid.spec.layout import zero_policy
+from trigrid.spec.layout import RecomputeName, zero_policy
 from trigrid.spec.precision import PRECISIONS
 
-BuildUnit = Callable[[Unit, Mapping[str, LocalParameter]], UnitFunction]
-"""(unit, its local parameters by role) → the function that computes it."""
+BuildUnit = Callable[[Unit, Mapping[str, LocalParameter], RecomputeName], UnitFunction]
+"""(unit, its local parameters by role, what its stage recomputes) → the function that computes it."""
 
 
 class Engine:
     """Trains the part of a model that one rank holds.
 
-    `build` gives the function of each unit, `initialise` the first value of each local parameter.
+    `build` gives the function of each unit, `initialise` the first value of each local parameter. queue: where those
+    functions put off gradients of weights; a schedule that splits backwards needs one.
     """
 
-    def __init__(self, job: Job, comm: Comm, device: torch.device, build: BuildUnit, initialise: Initialise):
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm,
+        device: torch.device,
+        build: BuildUnit,
+        initialise: Initialise,
+        queue: WeightQueue | None = None,
+    ):
         layout = job.parallel
         precision = PRECISIONS[job.run.precision]
         self.job = job
         self.comm = comm
         self.device = device
-        units = decoder(job.model).stage(layout, comm.coord.pp)
-        layouts, places = stage_buckets(units, layout, comm.coord.tp)
+        layouts, placed = job_buckets(job, comm.coord.pp, comm.coord.tp)
         policy = zero_policy(layout)
         self.buckets = {
             name: Bucket(bucket, policy, Dtypes.of(precision), comm, device, initialise)
             for name, bucket in layouts.items()
         }
-        run_units = []
-        for placed in places:
-            roles = [
-                (parameter.role, self.buckets[bucket], index)
-                for parameter, (bucket, index) in zip(placed.unit.parameters, placed.places, strict=True)
-            ]
-            locals_ = {role: bucket.layout.entries[index].local for role, bucket, index in roles}
-            function = build(placed.unit, locals_)
-            run_units.append(RunUnit(placed.unit.name, function, roles, layout.recompute == "full"))
-        self.stage = Stage(run_units)
+        self._trained = {name: bucket for name, bucket in self.buckets.items() if not bucket.frozen}
+
+        def run_unit(placed: UnitBuckets, recompute: RecomputeName) -> RunUnit:
+            parameters = zip(placed.unit.parameters, placed.places, strict=True)
+            places = [(parameter.role, (self.buckets[name], index)) for parameter, (name, index) in parameters]
+            locals_ = {role: bucket.layout.entries[index].local for role, (bucket, index) in places}
+            function = build(placed.unit, locals_, recompute)
+            return RunUnit(placed, function, places, recompute == "full", queue)
+
+        self.stages = {
+            stage: Stage([run_unit(unit, layout.recompute_of(stage)) for unit in units], layout.prefetch)
+            for stage, units in placed.items()
+        }
+        self._backwards = {
+            name: sum(stretches((u for u in units if u.backward), name) for units in placed.values())
+            for name in self._trained
+        }
         dtype = TORCH_DTYPE[precision.compute]
-        self._pipeline = Pipeline({comm.coord.pp: self.stage}, comm, dtype, device)
-        self._optimizer = ShardOptimizer(self.buckets, job.optimizer)
+        self._pipeline = Pipeline(self.stages, comm, dtype, device)
+        self._optimizer = ShardOptimizer(self._trained, job.optimizer)
         self._loss = torch.zeros((), device=device)
 
-    def step(self, tokens: Tensor, labels: Tensor, lr: float, documents: Tensor | None = None) -> StepResult:
+    def step(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        lr: float,
+        documents: Tensor | None = None,
+        consumed: int | None = None,
+    ) -> StepResult:
         """One optimizer step on this rank's tokens, labels and numbers of documents, each
-        [microbatches, micro-batch, sequence]."""
-        self.accumulate(tokens, labels, documents)
+        [microbatches, micro-batch, sequence]; consumed as in `accumulate`."""
+        self.accumulate(tokens, labels, documents, consumed)
         return self.update(self.sum_gradients(), lr)
 
-    def accumulate(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> None:
-        """Forward and backward of every microbatch."""
-        microbatches = self._microbatches(tokens, labels, documents)
-        for bucket in self.buckets.values():
-            users = sum(bucket in unit.buckets for unit in self.stage.units)
-            bucket.start_step(users * len(microbatches))
-        schedule = _schedule(self.job.parallel.schedule, self.job.parallel.pp, len(microbatches))
+    def accumulate(
+        self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None, consumed: int | None = None
+    ) -> None:
+        """Forward and backward of every microbatch.
+
+        consumed: samples of all ranks before this step, after which those of this step are numbered, rank by rank
+        along data parallelism; dropout needs it.
+        """
+        run = self.job.run
+        assert consumed is not None or not (run.dropout or run.attention_dropout), "dropout goes by numbers of samples"
+        microbatches = self._microbatches(tokens, labels, documents, self._samples(tokens, consumed))
+        for name, bucket in self._trained.items():
+            bucket.start_step(self._backwards[name] * len(microbatches))
+        schedule = job_schedule(self.job, len(microbatches))
         self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens))
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """After `accumulate`: complete gradients of what this rank holds of each bucket."""
-        return sum_gradients(self.buckets, self.comm)
+        return sum_gradients(self._trained, self.comm)
 
     def update(self, gradients: Mapping[str, Tensor], lr: float) -> StepResult:
         """After `sum_gradients`: norm, guard, clip, AdamW and new weights."""
         clip = self.job.optimizer.clip_norm
-        return update(self.buckets, gradients, self._loss, self._optimizer, self.comm, lr, clip)
+        result = update(self._trained, gradients, self._loss, self._optimizer, self.comm, lr, clip)
+        self._release()
+        return result
 
     def evaluate(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> float:
         """Mean loss over the valid tokens of all ranks, without gradients."""
-        microbatches = self._microbatches(tokens, labels, documents)
-        schedule = _schedule("forward", self.job.parallel.pp, len(microbatches))
+        microbatches = self._microbatches(tokens, labels, documents, None)
+        schedule = evaluation_schedule(self.job.parallel, len(microbatches))
         loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens)).double()
-        for bucket in self.buckets.values():
-            bucket.release()
+        self._release()
         mine = loss if self.comm.coord.tp == 0 else torch.zeros_like(loss)
         return self.comm.read(self.comm.all_reduce(mine.reshape(1), "world"))[0]
+
+    def _release(self) -> None:
+        for bucket in self.buckets.values():
+            bucket.release()
 
     def disagreements(self) -> tuple[str, ...]:
         """Parameters whose copies differ between ranks, see `agreement`."""
         return disagreements(self.buckets, self.comm)
 
     def live_bytes(self) -> Ledger:
-        """State alive now on this rank, by category, from live storages."""
-        total = Ledger({"optimizer": self._optimizer.live_bytes()})
+        """State alive now on this rank, by category, from live storages, and what waits for weight backwards."""
+        queued = {t.untyped_storage()._cdata: t for stage in self.stages.values() for t in stage.queued()}
+        waiting = sum(tensor.untyped_storage().nbytes() for tensor in queued.values())
+        total = Ledger({"optimizer": self._optimizer.live_bytes(), "weight_queue": waiting})
         for bucket in self.buckets.values():
             total += bucket.live_bytes()
         return total
 
-    def _microbatches(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> list[Microbatch]:
+    def _samples(self, tokens: Tensor, consumed: int | None) -> Tensor | None:
+        """Numbers of this rank's samples among all of the run [microbatches, micro-batch]."""
+        if consumed is None:
+            return None
+        mine, rows, _ = tokens.shape
+        first = consumed + self.comm.coord.dp * mine * rows
+        return torch.arange(first, first + mine * rows, device=self.device).view(mine, rows)
+
+    def _microbatches(
+        self, tokens: Tensor, labels: Tensor, documents: Tensor | None, samples: Tensor | None
+    ) -> list[Microbatch]:
         labels = labels.to(self.device)
         valid = self.comm.all_reduce((labels >= 0).sum().double().reshape(1), "batch")
         scale = valid.clamp(min=1.0).reciprocal().squeeze(0)
@@ -115,23 +160,14 @@ class Engine:
         def sequence_first(rows_MBS: Tensor) -> list[Tensor]:
             return [rows_BS.t().contiguous() for rows_BS in rows_MBS.to(self.device)]
 
-        numbers = sequence_first(documents) if documents is not None else [None] * len(tokens)
-        parts = zip(sequence_first(tokens), sequence_first(labels), numbers, strict=True)
-        return [Microbatch(t, at, scale, of) for t, at, of in parts]
+        none = [None] * len(tokens)
+        numbers = sequence_first(documents) if documents is not None else none
+        rows = samples if samples is not None else none
+        parts = zip(sequence_first(tokens), sequence_first(labels), numbers, rows, strict=True)
+        return [Microbatch(t, at, scale, of, row) for t, at, of, row in parts]
 
     def _boundary(self, tokens: Tensor) -> tuple[int, int, int]:
         _, rows, sequence = tokens.shape
         layout = self.job.parallel
         cut = layout.tp if layout.sequence_parallel else 1
         return sequence // cut, rows, self.job.model.hidden
-
-
-@lru_cache(maxsize=8)
-def _schedule(name: str, pp: int, microbatches: int) -> Schedule:
-    if name == "forward":
-        schedule = forward_only(pp, microbatches)
-        validate(schedule, (Kind.FORWARD,))
-    else:
-        schedule = make_schedule(name, pp, microbatches)
-        validate(schedule)
-    return schedule

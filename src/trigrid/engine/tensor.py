@@ -6,8 +6,10 @@ sequence there, and all of it between `enter` and `leave`; sequence first, so th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +17,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trigrid.blueprint.parameters import LocalParameter
+from trigrid.engine.again import Make, through, with_graph
 from trigrid.engine.comm import Comm
+from trigrid.engine.later import WeightQueue
+
+Region = Literal["gather", "copy"]
 
 
 class TensorParallel:
     """The tensor-parallel regions of one rank."""
 
-    def __init__(self, comm: Comm, sequence_parallel: bool, regather: bool = False):
+    def __init__(
+        self, comm: Comm, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None
+    ):
         self.comm = comm
-        self.size = comm.group("tp").size
+        self.later = later
+        self.size, self.index = comm.group("tp").size, comm.group("tp").index
         self.sequence_parallel = sequence_parallel and self.size > 1
         self.regather = regather
 
@@ -45,8 +54,8 @@ class TensorParallel:
         """The places of the sequence that this rank holds between regions."""
         if not self.sequence_parallel:
             return slice(0, sequence)
-        share, index = sequence // self.size, self.comm.group("tp").index
-        return slice(index * share, (index + 1) * share)
+        share = sequence // self.size
+        return slice(self.index * share, (self.index + 1) * share)
 
     def embed(self, tokens_SB: Tensor, weight_VH: Tensor, local: LocalParameter) -> Tensor:
         """Vocabulary-parallel look-up: each rank embeds the tokens of its rows and zero for all others."""
@@ -57,15 +66,49 @@ class TensorParallel:
         rows_SB = (tokens_SB - start).clamp(0, local.shape[0] - 1)
         return self.leave(F.embedding(rows_SB, weight_VH) * here_SB1)
 
-    def column(self, x_SBH: Tensor, *layers: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
-        """Into a region and through layers, weight and bias of each cut over its outputs.
+    def column(
+        self, make: Make, inputs: Sequence[Tensor], *layers: tuple[Tensor, Tensor | None], again: bool
+    ) -> tuple[Tensor, ...]:
+        """What `make` makes of `inputs`, into a region and through layers, weight and bias of each cut over its
+        outputs.
 
+        again: what `make` makes is not kept but made again in backward, unless it must be gathered and is kept whole.
         With `regather`, the whole sequence is gathered once more in backward instead of being kept.
         """
+        if self.sequence_parallel and not self.regather:
+            again = False
+        region: Region | None = None if self.size == 1 else "gather" if self.sequence_parallel else "copy"
+        if again:
+            return self._products(make, inputs, layers, region)
+        x_SBH = make(*inputs)
         if self.sequence_parallel and self.regather:
-            return _GatherAndMultiply.apply(x_SBH, self.comm, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]
-        x_SBH = self.enter(x_SBH)
-        return tuple(F.linear(x_SBH, weight, bias) for weight, bias in layers)
+            return self._products(_same, [x_SBH], layers, region)
+        return self.products(self.enter(x_SBH), *layers)
+
+    def row(self, make: Make, inputs: Sequence[Tensor], weight: Tensor, *, again: bool) -> Tensor:
+        """What `make` makes of `inputs`, through a layer cut over its inputs, and out of the region."""
+        layer = (weight, None)
+        (y,) = self._products(make, inputs, [layer], None) if again else self.products(make(*inputs), layer)
+        return self.leave(y)
+
+    def products(self, x: Tensor, *layers: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+        """`x` through each of `layers`, outside of any region."""
+        if self.later:
+            return self._products(_same, [x], layers, None)
+        return tuple(F.linear(x, weight, bias) for weight, bias in layers)
+
+    def _products(
+        self,
+        make: Make,
+        inputs: Sequence[Tensor],
+        layers: Sequence[tuple[Tensor, Tensor | None]],
+        region: Region | None,
+    ) -> tuple[Tensor, ...]:
+        return _Products.apply(make, self, region, len(inputs), *inputs, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class _Copy(torch.autograd.Function):
@@ -116,29 +159,58 @@ class _ScatterSequence(torch.autograd.Function):
         return ctx.comm.all_gather(grad, "tp"), None
 
 
-class _GatherAndMultiply(torch.autograd.Function):
+class _Products(torch.autograd.Function):
+    """Products of one tensor with several weights, of which backward finds only what the tensor is made from.
+
+    region: where its columns are cut over TP, "gather" along the sequence or "copy", by which backward sums.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm, *layers: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.comm = comm
-        weights, biases = layers[::2], layers[1::2]
-        ctx.biased = [bias is not None for bias in biases]
-        ctx.save_for_backward(x, *weights)
-        whole = comm.all_gather(x, "tp")
+    def forward(
+        ctx: Any, make: Make, tp: TensorParallel, region: Region | None, count: int, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        inputs, weights, biases = tensors[:count], tensors[count::2], tensors[count + 1 :: 2]
+        ctx.make, ctx.tp, ctx.region, ctx.count = make, tp, region, count
+        ctx.save_for_backward(*inputs, *weights)
+        x = make(*inputs)
+        if region == "gather":
+            x = tp.comm.all_gather(x, "tp")
         pairs = zip(weights, biases, strict=True)
-        return tuple(F.linear(whole, weight, bias) for weight, bias in pairs if weight is not None)
+        return tuple(F.linear(x, weight, bias) for weight, bias in pairs if weight is not None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        into = grads[0] @ weights[0]
-        for grad, weight in zip(grads[1:], weights[1:], strict=True):
-            into += grad @ weight
-        into = ctx.comm.reduce_scatter(into, "tp")
-        whole = ctx.comm.all_gather(x, "tp").flatten(0, 1)
-        layers = [
-            part
-            for grad, biased in zip((grad.flatten(0, 1) for grad in grads), ctx.biased, strict=True)
-            for part in (grad.t() @ whole, grad.sum(0) if biased else None)
-        ]
-        return into, None, *layers
+        needed = ctx.needs_input_grad[4:]
+        inputs, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        leaves, made = with_graph(ctx.make, inputs, needed[: ctx.count])
+        layers = _gradients_of_layers(ctx, weights, made.detach(), grads, needed[ctx.count :])
+        found: list[Tensor | None] = [None] * ctx.count
+        if any(needed[: ctx.count]):
+            into = grads[0] @ weights[0]
+            for grad, weight in zip(grads[1:], weights[1:], strict=True):
+                into += grad @ weight
+            if ctx.region == "gather":
+                into = ctx.tp.comm.reduce_scatter(into, "tp")
+            elif ctx.region == "copy":
+                into = ctx.tp.comm.all_reduce(into, "tp")
+            found = through(leaves, made, into)
+        return None, None, None, None, *found, *layers
+
+
+def _gradients_of_layers(
+    ctx: Any, weights: Sequence[Tensor], x: Tensor, grads: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Of each weight and its bias, where they are needed; those of the weights may be put off."""
+    later: WeightQueue | None = ctx.tp.later
+    wanted = [at for at, of_weight in enumerate(needed[::2]) if of_weight]
+    biases = [g.flatten(0, -2).sum(0) if of_bias else None for g, of_bias in zip(grads, needed[1::2], strict=True)]
+    whole = partial(ctx.tp.comm.all_gather, axis="tp") if ctx.region == "gather" else _same
+    found: list[Tensor | None] = [None] * len(weights)
+    if wanted and later and later.collecting:
+        later.put([weights[at] for at in wanted], x, whole, [grads[at] for at in wanted])
+    elif wanted:
+        rows = whole(x).flatten(0, -2)
+        for at in wanted:
+            found[at] = grads[at].flatten(0, -2).t() @ rows
+    return list(chain(*zip(found, biases, strict=True)))

@@ -1,7 +1,7 @@
 """A pipeline stage as a list of units.
 
-Autograd runs per unit: its input is detached, its graph ends at its output. So gathering, recomputing, reducing and
-discarding are steps of the two visible loops of `Stage`, without module hooks. A unit boundary is a recompute boundary.
+Autograd runs per unit: its input is detached, its graph ends at its output. So gathering ahead, recomputing, reducing
+and discarding are steps of the visible loops of `Stage`, without module hooks. A unit boundary is a recompute boundary.
 
 There is no leaf parameter and no `.grad`: a weight enters a unit through `_GetWeight`, whose backward adds the
 gradient to the bucket.
@@ -9,28 +9,33 @@ gradient to the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from trigrid.blueprint.buckets import UnitBuckets
+from trigrid.engine.later import PutOff, WeightQueue
 from trigrid.engine.zero import Bucket
 
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
     """tokens_SB and labels_SB of one microbatch (labels of −100 are ignored); scale: 1 ÷ the global number of valid
-    tokens. documents_SB numbers the documents of each row: a token attends within its own; None: to all before it."""
+    tokens. documents_SB numbers the documents of each row: a token attends within its own; None: to all before it.
+    samples_B numbers the rows among all samples of the run, by which dropout draws; None: nothing is dropped."""
 
     tokens_SB: Tensor
     labels_SB: Tensor
     scale: Tensor
     documents_SB: Tensor | None = None
+    samples_B: Tensor | None = None
 
 
 UnitFunction = Callable[[Mapping[str, Tensor], Tensor, Microbatch], Tensor]
@@ -46,21 +51,47 @@ class _Saved:
     microbatch: Microbatch
 
 
-class RunUnit:
-    """A unit with its function and the places of its weights, (role, bucket, entry)."""
+Place = tuple[Bucket, int]
+"""A bucket and the number of an entry in it."""
 
-    def __init__(self, name: str, function: UnitFunction, places: Sequence[tuple[str, Bucket, int]], recompute: bool):
-        self.name = name
-        self.buckets = list({id(bucket): bucket for _, bucket, _ in places}.values())
+
+class _Later(NamedTuple):
+    """What an input backward leaves for the weight backward: products with the places of their weights, and gradients
+    that were cheap enough to be computed at once."""
+
+    products: list[tuple[tuple[Place, ...], PutOff]]
+    gradients: list[tuple[Place, Tensor]]
+
+
+class RunUnit:
+    """A unit with its function and the places of its weights by role. `Stage` opens the buckets.
+
+    queue: where its products put off the gradients of their weights, for schedules that split backwards.
+    """
+
+    def __init__(
+        self,
+        placed: UnitBuckets,
+        function: UnitFunction,
+        places: Sequence[tuple[str, Place]],
+        recompute: bool,
+        queue: WeightQueue | None,
+    ):
+        self.name = placed.unit.name
+        self.embeds = placed.unit.kind == "embedding"
+        self.has_backward = placed.backward
+        self.buckets = list({id(bucket): bucket for _, (bucket, _) in places}.values())
         self._function = function
         self._places = list(places)
         self._recompute = recompute
+        self._queue = queue
         self._saved: dict[int, _Saved] = {}
+        self._later: dict[int, _Later] = {}
+        self._aside: list[tuple[Place, Tensor]] | None = None
 
     def forward(self, x: Tensor, index: int, microbatch: Microbatch, keep: bool) -> Tensor:
         """Run on microbatch number `index`; with `keep`, remember what its backward needs."""
-        for bucket in self.buckets:
-            bucket.open()
+        keep = keep and self.has_backward
         if keep:
             x = x.detach()
             if x.is_floating_point():
@@ -68,32 +99,63 @@ class RunUnit:
         if keep and not self._recompute:
             y = self._with_graph(x, microbatch)
             self._saved[index] = _Saved(x, get_gradient_edge(y), microbatch)
-            y = y.detach()
-        else:
-            with torch.no_grad():
-                y = self._function(self._weights(None), x, microbatch)
-            if keep:
-                self._saved[index] = _Saved(x, None, microbatch)
-        for bucket in self.buckets:
-            bucket.close()
+            return y.detach()
+        with torch.no_grad():
+            y = self._function(self._weights(None), x, microbatch)
+        if keep:
+            self._saved[index] = _Saved(x, None, microbatch)
         return y
 
     def backward(self, gradient: Tensor, index: int) -> Tensor | None:
         """Gradient of the output → gradient of the input (None for the embedding); weights' gradients go to the
         buckets."""
         saved = self._saved.pop(index)
-        for bucket in self.buckets:
-            bucket.open()
-            bucket.open_gradients()
         edge = saved.edge
         if edge is None:
             edge = get_gradient_edge(self._with_graph(saved.x, saved.microbatch))
         torch.autograd.backward([edge], [gradient])
-        del edge
-        for bucket in self.buckets:
-            bucket.close()
-            bucket.close_gradients()
         return saved.x.grad
+
+    def input_backward(self, gradient: Tensor, index: int) -> Tensor | None:
+        """As `backward`, but the weights' gradients wait for `weight_backward`."""
+        assert self._queue is not None
+        self._aside = []
+        with self._queue.collect() as put_off:
+            into = self.backward(gradient, index)
+        # While the weights are here: what is put off keeps none of them.
+        products = [(tuple(map(self._place_of, item.weights)), item._replace(weights=())) for item in put_off]
+        self._later[index] = _Later(products, self._aside)
+        self._aside = None
+        return into
+
+    def weight_backward(self, index: int) -> None:
+        """What `input_backward` has put off."""
+        later = self._later.pop(index)
+        for (bucket, entry), gradient in later.gradients:
+            bucket.add_gradient(entry, gradient)
+        for places, item in later.products:
+            rows = item.whole(item.x).flatten(0, -2)
+            for (bucket, entry), grad in zip(places, item.grads, strict=True):
+                bucket.add_gradient(entry, grad.flatten(0, -2).t() @ rows)
+
+    def queued(self) -> list[Tensor]:
+        """Every tensor that waits for a weight backward."""
+        later = self._later.values()
+        products = [t for held in later for _, item in held.products for t in (item.x, *item.grads)]
+        return products + [gradient for held in later for _, gradient in held.gradients]
+
+    def take_gradient(self, place: Place, gradient: Tensor) -> None:
+        """The gradient of a weight, from its graph."""
+        if self._aside is not None:
+            self._aside.append((place, gradient))
+        else:
+            place[0].add_gradient(place[1], gradient)
+
+    def _place_of(self, weight: Tensor) -> Place:
+        for _, (bucket, entry) in self._places:
+            if bucket.owns(weight) and bucket.layout.entries[entry].offset == weight.storage_offset():
+                return bucket, entry
+        raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {weight.storage_offset()}")
 
     def _with_graph(self, x: Tensor, microbatch: Microbatch) -> Tensor:
         with torch.enable_grad(), self._never_saving_weights():
@@ -103,8 +165,11 @@ class RunUnit:
 
     def _weights(self, anchor: Tensor | None) -> dict[str, Tensor]:
         if anchor is None:
-            return {role: bucket.weight(i) for role, bucket, i in self._places}
-        return {role: _GetWeight.apply(anchor, bucket, i) for role, bucket, i in self._places}  # type: ignore[no-untyped-call]
+            return {role: bucket.weight(i) for role, (bucket, i) in self._places}
+        return {
+            role: bucket.weight(i) if bucket.frozen else _GetWeight.apply(anchor, self, bucket, i)  # type: ignore[no-untyped-call]
+            for role, (bucket, i) in self._places
+        }
 
     def _never_saving_weights(self) -> AbstractContextManager[object]:
         """Autograd stores a handle in place of a gathered weight, or the storage would outlive `close`."""
@@ -130,31 +195,119 @@ class RunUnit:
 
 class _GetWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, bucket: Bucket, index: int) -> Tensor:
-        ctx.bucket, ctx.index = bucket, index
+    def forward(ctx: Any, anchor: Tensor, unit: RunUnit, bucket: Bucket, index: int) -> Tensor:
+        ctx.unit, ctx.place = unit, (bucket, index)
+        ctx.set_materialize_grads(False)
         return bucket.weight(index)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.bucket.add_gradient(ctx.index, gradient)
-        return None, None, None
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, None, None, None]:
+        if gradient is not None:
+            ctx.unit.take_gradient(ctx.place, gradient)
+        return None, None, None, None
 
 
 class Stage:
-    """The units of one pipeline stage."""
+    """The units of one pipeline stage.
 
-    def __init__(self, units: Sequence[RunUnit]):
+    A bucket stays open from a unit to the next if both use it. While a unit computes, the weights of the `prefetch`
+    units that follow are gathered.
+    """
+
+    def __init__(self, units: Sequence[RunUnit], prefetch: int):
         self.units = list(units)
+        self._prefetch = prefetch
+        self._embedded: dict[int, Tensor | None] = {}
+
+    def forward_start(self) -> None:
+        """Begin to gather what a forward needs first."""
+        _gather_ahead(self.units[:1])
 
     def forward(self, x: Tensor, index: int, microbatch: Microbatch, keep: bool) -> Tensor:
-        for unit in self.units:
+        for unit, following in self._opened(self.units):
             x = unit.forward(x, index, microbatch, keep)
+            _leave(unit, following)
         return x
+
+    def backward_start(self) -> None:
+        """Begin to gather what a backward, whole or of the input, needs first."""
+        _gather_ahead(self._backwards[:1])
 
     def backward(self, gradient: Tensor, index: int) -> Tensor | None:
         into: Tensor | None = gradient
-        for unit in reversed(self.units):
+        for unit, following in self._opened(self._backwards):
             assert into is not None, f"{unit.name} has no gradient to start from"
+            for bucket in unit.buckets:
+                bucket.open_gradients()
             into = unit.backward(into, index)
+            for bucket in _leave(unit, following):
+                bucket.close_gradients()
         return into
+
+    def input_backward(self, gradient: Tensor, index: int) -> Tensor | None:
+        """The half of `backward` that the stage before waits for. An embedding has no such half."""
+        into: Tensor | None = gradient
+        for unit, following in self._opened([unit for unit in self._backwards if not unit.embeds]):
+            assert into is not None, f"{unit.name} has no gradient to start from"
+            into = unit.input_backward(into, index)
+            _leave(unit, following)
+        self._embedded[index] = into
+        return into
+
+    def weight_backward(self, index: int) -> None:
+        """The other half."""
+        into = self._embedded.pop(index)
+        for unit, following in _with_following(self._backwards):
+            for bucket in unit.buckets:
+                bucket.open_gradients()
+            if unit.embeds:
+                assert into is not None
+                for bucket in unit.buckets:
+                    bucket.open()
+                unit.backward(into, index)
+                _leave(unit, following)
+            else:
+                unit.weight_backward(index)
+            for bucket in _left(unit, following):
+                bucket.close_gradients()
+
+    def queued(self) -> list[Tensor]:
+        """Every tensor that waits for a weight backward."""
+        waiting = [into for into in self._embedded.values() if into is not None]
+        return waiting + [tensor for unit in self.units for tensor in unit.queued()]
+
+    @property
+    def _backwards(self) -> list[RunUnit]:
+        return [unit for unit in reversed(self.units) if unit.has_backward]
+
+    def _opened(self, units: Sequence[RunUnit]) -> Iterator[tuple[RunUnit, RunUnit | None]]:
+        """Each unit, open, with the one that follows."""
+        for at, (unit, following) in enumerate(_with_following(units)):
+            for bucket in unit.buckets:
+                bucket.open()
+            _gather_ahead(units[at + 1 : at + 1 + self._prefetch])
+            yield unit, following
+
+
+def _with_following(units: Sequence[RunUnit]) -> Iterator[tuple[RunUnit, RunUnit | None]]:
+    return zip_longest(units, units[1:])
+
+
+def _gather_ahead(units: Sequence[RunUnit]) -> None:
+    for unit in units:
+        for bucket in unit.buckets:
+            bucket.open_start()
+
+
+def _left(unit: RunUnit, following: RunUnit | None) -> list[Bucket]:
+    """The buckets that the following unit does not use."""
+    return [bucket for bucket in unit.buckets if following is None or bucket not in following.buckets]
+
+
+def _leave(unit: RunUnit, following: RunUnit | None) -> list[Bucket]:
+    """Close the buckets that the following unit does not use, and return them."""
+    left = _left(unit, following)
+    for bucket in left:
+        bucket.close()
+    return left

@@ -12,7 +12,7 @@ import tomli_w
 from trigrid.blueprint import split_layers
 from trigrid.errors import Problem, Refused
 from trigrid.spec.job import Job
-from trigrid.spec.layout import V_SHAPED, zero_policy
+from trigrid.spec.layout import V_SHAPED, Layout, RecomputeName, zero_policy
 
 Target = Literal["megatron", "torchtitan", "deepspeed"]
 TITAN_SCHEDULES = {
@@ -85,9 +85,10 @@ def megatron_arguments(job: Job) -> dict[str, object]:
     found |= _megatron_pipeline(job)
     found |= _megatron_zero(job)
     found |= {"sequence-parallel": True} if layout.sequence_parallel and layout.tp > 1 else {}
-    if layout.recompute == "full":
+    recompute = _recompute(layout, "Megatron-LM")
+    if recompute == "full":
         found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
-    elif layout.recompute == "selective":
+    elif recompute == "selective":
         found["recompute-granularity"] = "selective"
     return found | {
         **({"bf16": True} if run.precision == "bf16" else {}),
@@ -100,8 +101,20 @@ def megatron_arguments(job: Job) -> dict[str, object]:
         "adam-beta2": adam.beta2,
         "adam-eps": adam.eps,
         "clip-grad": adam.clip_norm,
+        "hidden-dropout": run.dropout,
+        "attention-dropout": run.attention_dropout,
         "seed": run.seed,
     }
+
+
+def _recompute(layout: Layout, tool: str) -> RecomputeName:
+    """What all stages run again. Raises Refused where they differ."""
+    words = tuple(dict.fromkeys(layout.recompute_of(stage) for stage in range(layout.stages)))
+    if len(words) > 1:
+        assert not isinstance(layout.recompute, str)
+        reason = f"{tool} recomputes alike in all stages"
+        raise _refused("parallel.recompute", list(layout.recompute), reason, words)
+    return words[0]
 
 
 def _megatron_experts(job: Job) -> dict[str, object]:
@@ -215,7 +228,7 @@ def torchtitan_config(job: Job) -> dict[str, dict[str, object]]:
             "min_lr_factor": adam.min_lr_ratio,
         },
         "parallelism": parallelism,
-        "activation_checkpoint": {"mode": layout.recompute},
+        "activation_checkpoint": {"mode": _recompute(layout, "torchtitan")},
     }
 
 
@@ -226,6 +239,8 @@ def _flavor(job: Job) -> str:
 
 def _torchtitan(job: Job) -> Export:
     notes = ["model.name and model.flavor must be those of a model that torchtitan has; data is not exported"]
+    if job.run.dropout or job.run.attention_dropout:
+        notes.append("torchtitan has no dropout")
     policy = zero_policy(job.parallel)
     if policy.shard_optimizer and not policy.shard_weights:
         notes.append(f"torchtitan has no ZeRO-{job.parallel.zero}: its nearest is FSDP that never reshards")
@@ -280,7 +295,7 @@ def deepspeed_config(job: Job) -> dict[str, object]:
 
 
 def _deepspeed(job: Job) -> Export:
-    notes = ["the model, its recomputation and the data are not part of DeepSpeed's configuration"]
+    notes = ["the model, its dropout and recomputation and the data are not part of DeepSpeed's configuration"]
     if job.parallel.pp > 1:
         notes.append(f"pipeline stages are given in code: PipelineModule(num_stages={job.parallel.pp})")
     return Export(json.dumps(deepspeed_config(job), indent=2), tuple(notes))

@@ -61,9 +61,14 @@ def table_of(hint: Any) -> type | None:
 
 
 def choices(hint: Any) -> tuple[Any, ...]:
-    """The values that a Literal, or each element of a tuple of Literals, may have; empty for every other type."""
+    """The values that a Literal, or each element of a tuple of Literals, may have, or of either; else empty."""
     literal = next((t for t in (hint, *get_args(hint)) if get_origin(t) is Literal), None)
     return get_args(literal)
+
+
+def takes_array(hint: Any) -> bool:
+    """Whether an array may stand for a value of the type `hint`."""
+    return any(get_origin(t) is tuple for t in (hint, *get_args(hint)))
 
 
 def key_names(types: Table, prefix: str = "") -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import MISSING
 from math import isinf
 from typing import get_args, get_origin
 
-from trigrid.job.keys import JobKey, choices, job_keys
+from trigrid.job.keys import JobKey, choices, job_keys, takes_array
 from trigrid.job.writing import one_line
 from trigrid.spec.rules import LARGEST_COUNT, RANGES, whole_range
 
@@ -31,7 +31,8 @@ def _values(key: JobKey) -> str:
     several = get_origin(key.type) is tuple
     single = get_args(key.type)[0] if several else key.type
     if legal := choices(single):
-        return ("array of " if several else "") + ", ".join(f"`{one_line(choice)}`" for choice in legal)
+        either = " or an array of them" if takes_array(key.type) and not several else ""
+        return ("array of " if several else "") + ", ".join(f"`{one_line(choice)}`" for choice in legal) + either
     kinds = {bool: "`true`, `false`", str: "string", int: "whole number", float: "number"}
     kind = kinds.get(single, "table")
     return (f"array of {kind}s" if several else kind) + _range(key, single)

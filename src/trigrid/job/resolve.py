@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trigrid.blueprint.frozen import check_frozen
 from trigrid.errors import Problem, Refused
 from trigrid.job.keys import Table
 from trigrid.job.sources import Given, parse_document, read_document, read_sources, shown
@@ -72,7 +73,7 @@ def resolve(given: Given, folder: Path, world: int | None = None) -> Job:
     if job:
         job = _fit_world(job, world, "dp" in fixed, problems)
         job = _fit_batch(job, fixed if world is None else fixed | {"dp"}, accumulation, problems)
-        problems += check(job)
+        problems += check(job) or check_frozen(job)
     if job and not problems:
         return job
     # The world is given by who starts the ranks, not by a source of the job.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trigrid.errors import Problem, Refused
-from trigrid.job.keys import Key, Table, choices, key_names, key_types, type_of
+from trigrid.job.keys import Key, Table, choices, key_names, key_types, takes_array, type_of
 from trigrid.job.spellings import is_section_elsewhere, meaning_elsewhere
 from trigrid.spec.batch import NOT_GIVEN
 from trigrid.spec.job import Job
@@ -173,11 +173,14 @@ def _from_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterator[t
 
 
 def _value(key: Key, text: str) -> Any:
-    """`text` as a TOML value, or as the string it is where it is none or where `key` takes a string."""
+    """`text` as a TOML value, or as the string it is where it is none or where `key` takes a string; words between
+    commas are an array where `key` takes one of words."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return text
+        words = text.split(",")
+        several = len(words) > 1 and choices(type_of(key)) and takes_array(type_of(key))
+        return [word.strip() for word in words] if several else text
     takes_string = type_of(key) is str and not isinstance(parsed["value"], str)
     return text if takes_string or len(parsed) != 1 else parsed["value"]
 

@@ -1,6 +1,9 @@
 """Models as ordinary torch code over engine layers.
 
-decoder.py   Llama-style decoders, unit by unit
-rope.py      rotary positions
-build.py     an engine for a job
+decoder.py    decoders, unit by unit
+block.py      what all blocks have in common; llama.py, gpt.py: what they do not
+attention.py  causal attention, fused or with dropout of its probabilities
+norms.py      RMSNorm, LayerNorm
+rope.py       rotary positions
+build.py      an engine for a job
 """

@@ -3,23 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from trigrid.engine.dropout import drop_, dropped
 from trigrid.engine.units import Microbatch
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(q_BNSD, k_BMSD, v_BMSD, mask_B1SS) → o_BNSD; M KV heads serve N query heads. The mask is true where a query (row)
-may see a key (column); without one a query sees the keys up to its own place."""
+
+class Drop(NamedTuple):
+    """Which probabilities are dropped: by rows_BNS, the keys of `engine.dropout`, with probability `rate`."""
+
+    rows_BNS: Callable[[], Tensor]
+    rate: float
 
 
-def causal_attention(q_BNSD: Tensor, k_BMSD: Tensor, v_BMSD: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Drop | None, bool], Tensor]
+"""(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, again) → o_BNSD; M KV heads serve N query heads. The mask is true where a
+query (row) may see a key (column); without one a query sees the keys up to its own place. again: whatever is S² large
+is not kept but made again in backward; fused kernels always do so."""
+
+
+def causal_attention(
+    q_BNSD: Tensor, k_BMSD: Tensor, v_BMSD: Tensor, mask_B1SS: Tensor | None, drop: Drop | None, again: bool
+) -> Tensor:
+    if drop is not None:
+        return _Unfused.apply(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, again)  # type: ignore[no-untyped-call, no-any-return]
     if mask_B1SS is None:
         return F.scaled_dot_product_attention(q_BNSD, k_BMSD, v_BMSD, is_causal=True, enable_gqa=True)
     return F.scaled_dot_product_attention(q_BNSD, k_BMSD, v_BMSD, attn_mask=mask_B1SS, enable_gqa=True)
+
+
+class _Unfused(torch.autograd.Function):
+    """Attention whose probabilities reach memory, where some are dropped.
+
+    Kept for backward: queries, keys, values and, unless `again`, the probabilities before dropout. The G query heads
+    that share a KV head stand below one another, so that keys and values are never copied.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BNSD: Tensor, k_BMSD: Tensor, v_BMSD: Tensor, mask_B1SS: Tensor | None, drop: Drop, again: bool
+    ) -> Tensor:
+        p_BNSS = _probabilities(q_BNSD, k_BMSD, mask_B1SS)
+        ctx.drop = drop
+        ctx.save_for_backward(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, None if again else p_BNSS)
+        gone = dropped(drop.rows_BNS(), k_BMSD.shape[2], drop.rate)
+        dropped_BNSS = drop_(p_BNSS if again else p_BNSS.clone(), gone, drop.rate)
+        return (_grouped(dropped_BNSS, v_BMSD.shape[1]) @ v_BMSD).view(q_BNSD.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
+        q_BNSD, k_BMSD, v_BMSD, mask_B1SS, p_BNSS = ctx.saved_tensors
+        kv_heads, rate = k_BMSD.shape[1], ctx.drop.rate
+        if p_BNSS is None:
+            p_BNSS = _probabilities(q_BNSD, k_BMSD, mask_B1SS)
+        gone = dropped(ctx.drop.rows_BNS(), k_BMSD.shape[2], rate)
+        out_BMTD = _grouped(grad_BNSD, kv_heads)
+        of_v = _grouped(drop_(p_BNSS.clone(), gone, rate), kv_heads).mT @ out_BMTD
+        scores_BNSS = drop_((out_BMTD @ v_BMSD.mT).view(p_BNSS.shape), gone, rate)
+        scores_BNSS -= (scores_BNSS * p_BNSS).sum(-1, keepdim=True)
+        scores_BMTS = _grouped(scores_BNSS.mul_(p_BNSS).mul_(q_BNSD.shape[-1] ** -0.5), kv_heads)
+        of_q = (scores_BMTS @ k_BMSD).view(q_BNSD.shape)
+        of_k = scores_BMTS.mT @ _grouped(q_BNSD, kv_heads)
+        return of_q, of_k, of_v, None, None, None
+
+
+def _probabilities(q_BNSD: Tensor, k_BMSD: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+    places_S = torch.arange(k_BMSD.shape[2], device=k_BMSD.device)
+    seen = places_S[:, None] >= places_S if mask_B1SS is None else mask_B1SS
+    scores_BMTS = _grouped(q_BNSD * q_BNSD.shape[-1] ** -0.5, k_BMSD.shape[1]) @ k_BMSD.mT
+    scores_BNSS = scores_BMTS.view(*q_BNSD.shape[:3], -1).masked_fill_(~seen, -torch.inf)
+    return scores_BNSS.softmax(-1)
+
+
+def _grouped(x_BNSX: Tensor, kv_heads: int) -> Tensor:
+    """[B, M, G · S, …]: the query heads of each KV head below one another."""
+    batch, heads, queries, width = x_BNSX.shape
+    return x_BNSX.reshape(batch, kv_heads, heads // kv_heads * queries, width)
 
 
 class DocumentMasks:

@@ -7,18 +7,22 @@ from functools import partial
 import torch
 
 from trigrid.engine.comm import Comm
+from trigrid.engine.later import WeightQueue
 from trigrid.engine.random import draw
 from trigrid.engine.runtime import Engine
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.zero import TORCH_DTYPE, Initialise
-from trigrid.models.decoder import Decoder
+from trigrid.models.decoder import Decoder, Rates
+from trigrid.schedule.of_job import job_schedule, splits_backward
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 
 
 def build_engine(job: Job, comm: Comm, device: torch.device, initialise: Initialise | None = None) -> Engine:
     """The engine of `comm`'s rank; initial values come from the job's seed unless `initialise` gives others."""
-    tp = TensorParallel(comm, job.parallel.sequence_parallel, job.parallel.regather)
+    later = WeightQueue() if splits_backward(job_schedule(job)) else None
+    tp = TensorParallel(comm, job.parallel.sequence_parallel, job.parallel.regather, later)
     dtype = TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
-    model = Decoder(job.model, tp, dtype, device, job.parallel.loss_chunks)
-    return Engine(job, comm, device, model.function, initialise or partial(draw, seed=job.run.seed))
+    rates = Rates(job.run.dropout, job.run.attention_dropout, job.run.seed)
+    model = Decoder(job.model, tp, dtype, device, job.parallel.loss_chunks, dropout=rates)
+    return Engine(job, comm, device, model.function, initialise or partial(draw, seed=job.run.seed), later)

@@ -7,20 +7,35 @@ are used as they come: a cast or copy of one would be kept by autograd after the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trigrid.blueprint import Unit
 from trigrid.blueprint.parameters import LocalParameter
+from trigrid.engine.dropout import Dropout
 from trigrid.engine.loss import head_loss
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
 from trigrid.models.attention import Attention, causal_attention
+from trigrid.models.block import Block, Ways
 from trigrid.models.gpt import GptBlock
 from trigrid.models.llama import LlamaBlock
-from trigrid.models.norms import norm_of
+from trigrid.models.norms import Norm
+from trigrid.spec.layout import RecomputeName
 from trigrid.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Dropout of a model: of what the embedding and each half of a block give, and of the attention's probabilities;
+    seed: of its masks."""
+
+    hidden: float = 0.0
+    attention: float = 0.0
+    seed: int = 0
 
 
 class Decoder:
@@ -34,31 +49,48 @@ class Decoder:
         device: torch.device,
         loss_chunks: int = 1,
         attention: Attention = causal_attention,
+        dropout: Rates = Rates(),
     ):
         self._tp = tp
         self._loss_chunks = loss_chunks
-        self._norm = norm_of(spec)
+        self._norm = Norm(spec)
         self._kind = spec.block
-        self._block: UnitFunction = (
+        self._dropout, self._device = dropout, device
+        self._block: Block = (
             GptBlock(spec, tp, attention) if spec.block == "gpt" else LlamaBlock(spec, tp, dtype, device, attention)
         )
 
-    def function(self, unit: Unit, locals_: Mapping[str, LocalParameter]) -> UnitFunction:
+    def function(
+        self, unit: Unit, locals_: Mapping[str, LocalParameter], recompute: RecomputeName = "none"
+    ) -> UnitFunction:
+        def dropout(site: str, rate: float) -> Dropout:
+            return Dropout(rate, self._dropout.seed, unit.name, site, self._device)
+
+        hidden = self._dropout.hidden
         if unit.kind == "embedding":
-            return lambda w, x, mb: self._embed(w, mb, locals_["embedding"])
+            after = dropout("embedding", hidden)
+            return lambda w, x, mb: self._embed(w, mb, locals_["embedding"], after)
         if unit.kind == "head":
             return lambda w, x, mb: self._head(w, x, mb, locals_["head"])
         assert unit.kind == self._kind, f"the engine has no unit of kind {unit.kind}"
-        return self._block
+        ways = Ways(
+            attention=dropout("attention", hidden),
+            ffn=dropout("ffn", hidden),
+            scores=dropout("scores", self._dropout.attention),
+            selective=recompute == "selective",
+        )
+        return partial(self._block, ways=ways)
 
-    def _embed(self, w: Mapping[str, Tensor], microbatch: Microbatch, local: LocalParameter) -> Tensor:
+    def _embed(
+        self, w: Mapping[str, Tensor], microbatch: Microbatch, local: LocalParameter, dropout: Dropout
+    ) -> Tensor:
         x_SBH = self._tp.embed(microbatch.tokens_SB, w["embedding"], local)
+        here = self._tp.own_sequence(microbatch.tokens_SB.shape[0])
         if "positions" in w:
-            here = self._tp.own_sequence(microbatch.tokens_SB.shape[0])
             x_SBH = x_SBH + w["positions"][here].unsqueeze(1)
-        return x_SBH
+        return dropout.hidden(x_SBH, microbatch, here.start)
 
     def _head(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, local: LocalParameter) -> Tensor:
-        x_SBH = self._tp.enter(self._norm(w, "final_norm", x_SBH))
+        x_SBH = self._tp.enter(self._norm(*self._norm.inputs(w, "final_norm", x_SBH)))
         labels_SB, scale = microbatch.labels_SB, microbatch.scale
-        return head_loss(x_SBH, w["head"], labels_SB, scale, local, self._tp.comm, self._loss_chunks)
+        return head_loss(x_SBH, w["head"], labels_SB, scale, local, self._tp, self._loss_chunks)

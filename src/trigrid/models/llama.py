@@ -8,42 +8,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trigrid.engine.again import make
 from trigrid.engine.tensor import TensorParallel
-from trigrid.engine.units import Microbatch
-from trigrid.models.attention import Attention, DocumentMasks
-from trigrid.models.norms import norm_of
+from trigrid.models.attention import Attention
+from trigrid.models.block import Block
 from trigrid.models.rope import Rope, rotate
 from trigrid.spec.model import ModelSpec
 
 
-class LlamaBlock:
-    """The function of every block of a model."""
-
+class LlamaBlock(Block):
     def __init__(
         self, spec: ModelSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device, attention: Attention
     ):
-        self._spec = spec
-        self._tp = tp
+        super().__init__(spec, tp, attention)
         self._rope = Rope(spec, dtype, device)
-        self._attention = attention
-        self._masks = DocumentMasks()
-        self._norm = norm_of(spec)
+        self._norms_heads = spec.qk_norm
 
-    def __call__(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch) -> Tensor:
-        x_SBH = x_SBH + self._attend(w, self._norm(w, "attention_norm", x_SBH), self._masks.of(microbatch))
-        return x_SBH + self._feed_forward(w, self._norm(w, "ffn_norm", x_SBH))
-
-    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-        qkv = self._tp.column(x_SBH, *((w[role], w.get(f"{role}_bias")) for role in "qkv"))
-        q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._spec.head_dim) for y in qkv)
-        if self._spec.qk_norm:
-            q_SBND, k_SBMD = self._norm(w, "q_norm", q_SBND), self._norm(w, "k_norm", k_SBMD)
+    def _place(
+        self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool
+    ) -> tuple[Tensor, Tensor]:
         cos, sin = self._rope.tables(q_SBND.shape[0])
-        q_SBND, k_SBMD = rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
-        q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
-        o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS)
-        return self._tp.leave(F.linear(o_BNSD.permute(2, 0, 1, 3).flatten(2), w["o"]))
+        if not self._norms_heads:
+            # Made of nothing that is kept anyway.
+            return rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
 
-    def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
-        gate_SBF, up_SBF = self._tp.column(x_SBH, (w["gate"], None), (w["up"], None))
-        return self._tp.leave(F.linear(F.silu(gate_SBF) * up_SBF, w["down"]))
+        def turn(x_SBND: Tensor, weight: Tensor) -> Tensor:
+            return rotate(self._norm(x_SBND, weight), cos, sin)
+
+        if selective:
+            return make(turn, q_SBND, w["q_norm"]), make(turn, k_SBMD, w["k_norm"])
+        return turn(q_SBND, w["q_norm"]), turn(k_SBMD, w["k_norm"])
+
+    def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
+        normed = self._norm.inputs(w, "ffn_norm", x_SBH)
+        gate_and_up = self._tp.column(self._norm, normed, (w["gate"], None), (w["up"], None), again=selective)
+        return self._tp.row(_swiglu, gate_and_up, w["down"], again=selective)
+
+
+def _swiglu(gate_SBF: Tensor, up_SBF: Tensor) -> Tensor:
+    return F.silu(gate_SBF) * up_SBF

@@ -7,11 +7,13 @@ A group of one rank moves nothing.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, job_buckets, stretches
 from trigrid.grid import Grid, grid_of
-from trigrid.schedule import make_schedule, receives, sends_to
+from trigrid.schedule import Kind, Schedule, receives, sends_to
+from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import ZeroPolicy, zero_policy
 from trigrid.spec.precision import FORMAT_BYTES, PRECISIONS
@@ -40,13 +42,13 @@ def step_traffic(job: Job, rank: int) -> dict[tuple[str, TransferKind], Count]:
     microbatches = job.batch.microbatches(job.parallel)
     policy = zero_policy(job.parallel)
     add("batch", "all_reduce", WIDE_BYTES)  # valid tokens
-    for unit in (unit for units in stages.values() for unit in units):
-        _tensor_parallel(job, unit, microbatches, add)
+    for stage, units in stages.items():
+        for unit in units:
+            _tensor_parallel(job, unit, job.parallel.recompute_of(stage) == "full", microbatches, add)
+    schedule = job_schedule(job)
     for bucket in buckets.values():
-        forwards = sum(stretches(units, bucket.name) for units in stages.values())
-        backwards = sum(stretches((u for u in units if u.backward), bucket.name) for units in stages.values())
-        _zero(job, bucket, policy, forwards * microbatches, backwards * microbatches, add)
-    _boundaries(job, at.pp, microbatches, add)
+        _zero(job, bucket, policy, _uses(schedule, stages, bucket.name), add)
+    _boundaries(job, schedule, at.pp, add)
     _finish(job, grid, rank, buckets, policy, add)
     return {key: Count(*count) for key, count in found.items()}
 
@@ -57,13 +59,13 @@ class Add(Protocol):
     def __call__(self, axis: str, kind: TransferKind, payload_bytes: int, calls: int = 1) -> None: ...
 
 
-def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add) -> None:
+def _tensor_parallel(job: Job, placed: UnitBuckets, recompute: bool, microbatches: int, add: Add) -> None:
     """Regions of a unit (Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2): entering gathers, leaving sums;
     backward does the other. Full recomputation runs the forward twice."""
     compute = FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
     tokens = job.batch.micro_batch * job.batch.sequence
     activation = tokens * job.model.hidden * compute
-    forwards = microbatches * (2 if job.parallel.recompute == "full" and placed.backward else 1)
+    forwards = microbatches * (2 if recompute and placed.backward else 1)
     enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "gpt": (2, 2), "head": (1, 0)}[placed.unit.kind]
     backwards = microbatches * placed.backward
     if job.parallel.sequence_parallel:
@@ -79,29 +81,50 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, microbatches: int, add: Add)
         add("tp", "all_reduce", 2 * wide, chunks * forwards)  # sum of exponentials, the label's logit
 
 
-def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, forwards: int, backwards: int, add: Add) -> None:
-    """A bucket to which a step comes so often: gradients are reduced once per step or per backward, weights gathered
-    once per step or per use; frozen ones have no gradients and do not change."""
+class _Uses(NamedTuple):
+    """How often a step opens a bucket, and how often it is through with gradients of it."""
+
+    opened: int
+    reduced: int
+
+
+def _uses(schedule: Schedule, stages: Mapping[int, tuple[UnitBuckets, ...]], bucket: str) -> _Uses:
+    opened = reduced = 0
+    for stage, units in stages.items():
+        actions = [action.kind for actions in schedule.ranks for action in actions if action.stage == stage]
+        whole, split = actions.count(Kind.BACKWARD), actions.count(Kind.INPUT)
+        back = [unit for unit in units if unit.backward]
+        through = stretches(back, bucket)
+        # An input backward leaves out the embedding, which then has all of its own to itself.
+        apart = [[u for u in back if (u.unit.kind == "embedding") == embeds] for embeds in (False, True)]
+        opened += actions.count(Kind.FORWARD) * stretches(units, bucket) + whole * through
+        opened += split * sum(stretches(part, bucket) for part in apart)
+        reduced += (whole + split) * through
+    return _Uses(opened, reduced)
+
+
+def _zero(job: Job, bucket: BucketLayout, policy: ZeroPolicy, uses: _Uses, add: Add) -> None:
+    """Gradients are reduced once per step or per backward, weights gathered once per step or per use; frozen ones have
+    no gradients and do not change."""
     precision = PRECISIONS[job.run.precision]
     gradients = bucket.numel * FORMAT_BYTES[precision.reduce]
     weights = bucket.numel * FORMAT_BYTES[precision.gather]
     if policy.gather_per_use:
-        add("zero", "all_gather", weights, forwards + backwards)
+        add("zero", "all_gather", weights, uses.opened)
     elif policy.shard_weights or (policy.shard_optimizer and not bucket.frozen):
         add("zero", "all_gather", weights)
     if bucket.frozen:
         return
     if policy.reduce_per_microbatch:
-        add("zero", "reduce_scatter", gradients, backwards)
+        add("zero", "reduce_scatter", gradients, uses.reduced)
     else:
         add("zero", "reduce_scatter" if policy.shard_optimizer else "all_reduce", gradients)
     held = bucket.shard_numel if policy.shard_optimizer else bucket.numel
     add("replicate", "all_reduce", held * FORMAT_BYTES[precision.reduce])
 
 
-def _boundaries(job: Job, pp_rank: int, microbatches: int, add: Add) -> None:
+def _boundaries(job: Job, schedule: Schedule, pp_rank: int, add: Add) -> None:
     """Activations and their gradients between stages, from the schedule itself."""
-    schedule = make_schedule(job.parallel.schedule, job.parallel.pp, microbatches)
     cut = job.parallel.tp if job.parallel.sequence_parallel else 1
     tokens = job.batch.micro_batch * job.batch.sequence // cut
     boundary = tokens * job.model.hidden * FORMAT_BYTES[PRECISIONS[job.run.precision].compute]

@@ -133,7 +133,7 @@ def _llama(config: _Keys, name: str, family: _Family) -> ModelSpec:
     config.only("hidden_act", "silu", "only SwiGLU is modelled")
     config.only("attention_bias", False, "it also puts a bias on the output projection, which is not modelled")
     config.only("mlp_bias", False, "biases in the feed-forward layer are not modelled")
-    config.only("attention_dropout", 0, "dropout inside attention is not modelled")
+    config.only("attention_dropout", 0, "dropout belongs to a training: run.attention_dropout")
 
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     context = config.whole("max_position_embeddings")

@@ -51,6 +51,9 @@ class Optimizer:
     """Decoupled weight decay of matrices; norms and biases have none."""
     clip_norm: float = 1.0
     """Largest L2 norm of the whole gradient; 0: it is not clipped."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that keep their values, by patterns of their names such as ["embedding.*", "layers.[0-7].*"]; they
+    have no gradients, moments or masters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +87,13 @@ class Run:
     steps: int
     """Optimizer steps."""
     seed: int = 0
-    """Seed of the initial weights and of the order of samples, both the same for every layout."""
+    """Seed of the initial weights, of the order of samples and of dropout, all the same for every layout."""
     precision: Literal["fp64", "fp32", "bf16"] = "bf16"
     """Number format of weights and activations in use; bf16 keeps fp32 gradients, masters and moments."""
+    dropout: float = 0.0
+    """Share of the elements that are dropped after the embedding and from what attention and feed-forward add."""
+    attention_dropout: float = 0.0
+    """Share of the attention's probabilities that are dropped; above 0 attention is not fused and keeps them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; auto: on CUDA where every rank of a node has a device, else on the CPU."""
     out: str = "runs"

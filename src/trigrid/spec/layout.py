@@ -9,7 +9,8 @@ Axis = Literal["dp", "pp", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "cp", "tp")
 
 ZeroStage = Literal[0, 1, 2, 3]
-ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev"]
+ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "auto"]
+RecomputeName = Literal["none", "selective", "full"]
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")
 
 
@@ -39,12 +40,22 @@ class Layout:
     ep: int = 1
     """Expert-parallel degree, a divisor of dp · cp and of the experts; only 1 runs so far."""
     schedule: ScheduleName = "1f1b"
-    """Order of forwards and backwards in the pipeline; 1f1b and gpipe run so far, the others are planned."""
+    """Order of forwards and backwards in the pipeline; auto: made for the job's own stages within their memory. 1f1b and
+    gpipe run so far, the others are planned."""
+    schedule_file: str = ""
+    """A .csv or .json file of actions to run in place of the named schedule's; it has the stages of that schedule, in
+    their places. Empty: none."""
     virtual_stages: int = 1
-    """Stages of each pipeline rank; more than 1 in interleaved, 2 in zbv and dualpipev; only 1 runs so far."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    """Stages of each pipeline rank; more than 1 in interleaved and auto, 2 in zbv and dualpipev; only 1 runs so
+    far."""
+    recompute: RecomputeName | tuple[RecomputeName, ...] = "none"
     """full: keep only the input of each unit, such as a block, and run it again in backward; selective: run again what
-    is cheap for its size, planned only so far."""
+    is cheap for its size; or an array of a word for each pipeline stage, such as ["full", "none"]."""
+    prefetch: int = 1
+    """Units whose weights ZeRO stage 3 gathers ahead of their use; each takes its unit's whole weights in memory."""
+    bucket_numel: int = 0
+    """Consecutive units share a bucket, and so each collective of data parallelism, of at most this many elements per
+    tensor-parallel rank; a unit with more has its own, and 0 gives one to each."""
     sequence_parallel: bool = True
     """Cut activations along the sequence between tensor-parallel regions."""
     regather: bool = False
@@ -70,6 +81,20 @@ class Layout:
     def stages(self) -> int:
         """Pipeline stages of all ranks together."""
         return self.pp * self.virtual_stages
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The pipeline rank of each stage: round and round, or down and up again in V-shaped schedules."""
+        there = tuple(range(self.pp))
+        return (*there, *reversed(there)) if self.schedule in V_SHAPED else there * self.virtual_stages
+
+    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
+        """The stages of a pipeline rank, in order."""
+        return tuple(stage for stage, holder in enumerate(self.placement) if holder == pp_rank)
+
+    def recompute_of(self, stage: int) -> RecomputeName:
+        """What pipeline stage `stage` runs again."""
+        return self.recompute if isinstance(self.recompute, str) else self.recompute[stage]
 
     def degree(self, axis: Axis) -> int:
         return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp}[axis]

@@ -20,12 +20,14 @@ from trigrid.spec.layout import AXES, V_SHAPED, Layout, zero_policy
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 LARGEST_PORT = 2**16 - 1
-RUNNABLE_SCHEDULES = ("1f1b", "gpipe")
+RUNNABLE_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev")
 FROM_ZERO = {
     "model.experts.shared_ffn",
     "model.experts.dense_layers",
     "model.latent.q_rank",
     "parallel.zero",
+    "parallel.prefetch",
+    "parallel.bucket_numel",
     "parallel.stage_layers",
     "optimizer.warmup_steps",
     "data.workers",
@@ -80,6 +82,8 @@ RANGES = {
     "optimizer.eps": POSITIVE,
     "optimizer.weight_decay": NOT_NEGATIVE,
     "optimizer.clip_norm": NOT_NEGATIVE,
+    "run.dropout": Range(0.0, 1.0, "[)"),
+    "run.attention_dropout": Range(0.0, 1.0, "[)"),
     "data.weights": POSITIVE,
     "data.validation_fraction": Range(0.0, 0.5, "[]"),
 }
@@ -281,6 +285,12 @@ def _pipeline(job: Job) -> Iterator[Problem]:
             f"more stages than units: {layers} layers, the embedding and the head fill {layers + 2}",
             (layers + 2,),
         )
+    modes = layout.recompute
+    if not isinstance(modes, str) and len(modes) != pp:
+        last = modes[-1] if modes else "none"
+        fitting = [*modes[:pp], *[last] * (min(pp, layers + 2) - len(modes))]
+        reason = f"names {len(modes)} stages, {_stages_of(layout)}"
+        yield Problem("parallel.recompute", list(modes), reason, (fitting, last))
     even = ("[] (as even as possible)",)
     if given and len(given) != pp:
         yield Problem("parallel.stage_layers", list(given), f"names {len(given)} stages, {_stages_of(layout)}", even)
@@ -312,7 +322,7 @@ def _schedule(job: Job) -> Iterator[Problem]:
     chunks, name = layout.virtual_stages, layout.schedule
     if name in V_SHAPED and chunks != 2:
         yield Problem("parallel.virtual_stages", chunks, f"each rank of schedule {name} has two stages", (2,))
-    elif chunks > 1 and name not in (*V_SHAPED, "interleaved"):
+    elif chunks > 1 and name not in (*V_SHAPED, "interleaved", "auto"):
         reason = f"schedule {name} has one stage per rank"
         yield Problem("parallel.virtual_stages", chunks, reason, (1,))
     if chunks > 1 and layout.pp == 1:
@@ -332,11 +342,6 @@ def _untrainable(job: Job) -> Iterator[Problem]:
         yield Problem("parallel.ep", layout.ep, "expert parallelism is planned but not run yet", (1,))
     if layout.schedule not in RUNNABLE_SCHEDULES:
         yield Problem("parallel.schedule", layout.schedule, "planned but not run yet", RUNNABLE_SCHEDULES)
-    if layout.virtual_stages != 1:
-        reason = "more stages than one per rank are planned but not run yet"
-        yield Problem("parallel.virtual_stages", layout.virtual_stages, reason, (1,))
-    if layout.recompute == "selective":
-        yield Problem("parallel.recompute", layout.recompute, "planned but not run yet", ("none", "full"))
 
 
 def _data_parallel(job: Job) -> Iterator[Problem]:

@@ -1,0 +1,80 @@
+"""What all decoder blocks have in common: attention and a feed-forward, each behind a norm and added to its input."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trigrid.engine.again import unkept
+from trigrid.engine.dropout import Dropout
+from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.units import Microbatch
+from trigrid.models.attention import Attention, DocumentMasks, Drop
+from trigrid.models.norms import Norm
+from trigrid.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How one block runs. attention, ffn: dropout of what either adds; scores: of the attention's probabilities.
+
+    selective: what is cheap for its size is not kept for backward but made again.
+    """
+
+    attention: Dropout
+    ffn: Dropout
+    scores: Dropout
+    selective: bool
+
+
+class Block(ABC):
+    """The function of every block of a model.
+
+    A bias behind a sum over TP is added once, after it.
+    """
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, attention: Attention):
+        self._tp = tp
+        self._head_dim = spec.head_dim
+        self._attention = attention
+        self._masks = DocumentMasks()
+        self._norm = Norm(spec)
+
+    def __call__(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
+        first = self._tp.own_sequence(microbatch.tokens_SB.shape[0]).start
+        x_SBH = x_SBH + ways.attention.hidden(self._attend(w, x_SBH, microbatch, ways), microbatch, first)
+        return x_SBH + ways.ffn.hidden(self._feed_forward(w, x_SBH, ways.selective), microbatch, first)
+
+    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
+        layers = ((w[role], w.get(f"{role}_bias")) for role in "qkv")
+        normed = self._norm.inputs(w, "attention_norm", x_SBH)
+        qkv = self._tp.column(self._norm, normed, *layers, again=ways.selective)
+        q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._head_dim) for y in qkv)
+        q_SBND, k_SBMD = self._place(w, q_SBND, k_SBMD, ways.selective)
+        q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
+        drop = self._drop(ways.scores, microbatch, q_BNSD)
+        mask_B1SS = self._masks.of(microbatch)
+        with unkept(q_SBND, k_SBMD):
+            o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, ways.selective)
+        y_SBH = self._tp.leave(*self._tp.products(o_BNSD.permute(2, 0, 1, 3).flatten(2), (w["o"], None)))
+        return y_SBH + w["o_bias"] if "o_bias" in w else y_SBH
+
+    def _drop(self, dropout: Dropout, microbatch: Microbatch, q_BNSD: Tensor) -> Drop | None:
+        if not dropout.draws(microbatch):
+            return None
+        _, heads, queries, _ = q_BNSD.shape
+        first = self._tp.index * heads
+        return Drop(lambda: dropout.rows(microbatch, range(first, first + heads), queries), dropout.rate)
+
+    @abstractmethod
+    def _place(
+        self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their places in them, where the block puts them there."""
+
+    @abstractmethod
+    def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
+        """From the block's middle to what is added to it, the norm included."""
