@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from trigrid.check.census import Census
 from trigrid.check.parity import batch, share
@@ -209,3 +210,37 @@ def bits_after_steps(rank: int, job: Job) -> list[bytes]:
         losses.append(engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, step)), 1e-2).loss)
     weights = [bucket.master.view(torch.uint8).numpy().tobytes() for bucket in engine.buckets.values()]
     return [struct.pack(f"{len(losses)}d", *losses), *weights]
+
+
+def flops_of_a_step(rank: int, job: Job) -> int:
+    """Operations of the matrix products of a step, as torch counts them."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter:
+        engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
+    return int(counter.get_total_flops())
+
+
+def shared_storages(rank: int, job: Job) -> list[str]:
+    """Names of the parameters that more than one stage of this rank uses."""
+    engine = build_engine(job, Comm(grid_of(job), rank), torch.device("cpu"))
+    users: dict[str, set[int]] = {}
+    for stage, held in engine.stages.items():
+        for unit in held.units:
+            for bucket in unit.buckets:
+                for entry in bucket.layout.entries:
+                    users.setdefault(entry.local.parameter.name, set()).add(stage)
+    storages = [bucket.master.untyped_storage().data_ptr() for bucket in engine.buckets.values()]
+    assert len(set(storages)) == len(storages)
+    return [name for name, stages in users.items() if len(stages) > 1]
+
+
+def one_step_each(rank: int, jobs: Sequence[Job]) -> list[tuple[float, float]]:
+    """Loss and gradient norm of the first step of each of `jobs`, which have one layout but for their schedules."""
+    comm = Comm(grid_of(jobs[0]), rank)
+    found = []
+    for job in jobs:
+        engine = build_engine(job, comm, torch.device("cpu"))
+        result = engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
+        found.append((result.loss, result.gradient_norm))
+    return found
