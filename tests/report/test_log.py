@@ -17,7 +17,7 @@ from helpers.reports import FACTS, told_to
 from trigrid.report import log as module
 from trigrid.report.console import Console
 from trigrid.report.log import Log, MetricsFile
-from trigrid.report.metrics import Interval
+from trigrid.report.metrics import Interval, Slowest
 from trigrid.report.trackers import KINDS
 
 HALF_A_SECOND = Interval(steps=1, seconds=0.5, data_wait_s=0.01, peak_memory_bytes=2**30)
@@ -74,6 +74,9 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "data_wait_share": 0.02,
         "peak_memory_bytes": 2**30,
         "eta_s": 2,
+        "slowest_rank": None,
+        "slowest_busy_s": None,
+        "usual_busy_s": None,
     }
     assert middle[3]["step"] == 3
     assert middle[3]["loss"] == 6.5
@@ -103,6 +106,20 @@ def test_an_interval_of_several_steps_is_told_as_their_mean(tmp_path: Path) -> N
     assert (step["step"], step["loss"], step["tokens"]) == (4, 6, 4 * 2048)
     assert (step["step_s"], step["data_wait_s"], step["data_wait_share"]) == (0.5, 0.25, 0.5)
     assert step["tokens_per_s"] == 4096
+
+
+def test_a_rank_that_stays_slow_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R93: not at the first slow step, which may be chance, nor again and again."""
+    slow = replace(HALF_A_SECOND, steps=2, slowest=Slowest(rank=3, busy_s=1.0, usual_s=0.5))
+    with Log(told_to(), FACTS, tmp_path, Console(quiet=True)) as log:
+        for interval in (slow, slow, HALF_A_SECOND, slow, slow, slow, slow):
+            log.advance(9.0, 0.5)
+            log.step(1.5, 1e-3, interval)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: rank 3 is slow: busy for 0.5 s of a step, other ranks of its stage for 0.25 s; they wait for it"
+    ]
+    assert written(tmp_path)[1]["slowest_rank"] == 3
+    assert (written(tmp_path)[1]["slowest_busy_s"], written(tmp_path)[1]["usual_busy_s"]) == (0.5, 0.25)
 
 
 def test_quiet_says_nothing_and_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ The only file that knows a backend. A group of one rank moves nothing and is not
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trigrid.engine.recorder import Recorder
 from trigrid.grid import Grid
 from trigrid.plan.traffic import TransferKind
 
@@ -68,15 +70,22 @@ class Traffic:
 
 
 class Pending:
-    """A collective under way; `wait` returns its result."""
+    """A collective or a receive under way; `wait` returns its result. done: to be called when it has been waited for,
+    with the seconds of that."""
 
-    def __init__(self, work: dist.Work | None, result: Callable[[], Tensor]):
+    def __init__(
+        self, work: dist.Work | None, result: Callable[[], Tensor], done: Callable[[float], None] | None = None
+    ):
         self._work = work
         self._result = result
+        self._done = done
 
     def wait(self) -> Tensor:
         if self._work is not None:
+            begun_s = time.perf_counter()
             self._work.wait()
+            if self._done is not None:
+                self._done(time.perf_counter() - begun_s)
         return self._result()
 
     def arriving(self) -> Tensor:
@@ -88,6 +97,9 @@ class Comm:
     """The communication of one rank of a grid, over the default process group, which must be the grid's world.
 
     A world of one rank needs no process group at all. `device` is where the tensors live that will be sent.
+
+    recorder: who is told of every transfer, if anyone. waited_s: seconds in which this process has waited for others or
+    for the network; on CUDA waiting is the device's, and this is next to nothing.
     """
 
     AXES = ("tp", "kv", "pp", "zero", "replicate", "tied")
@@ -97,6 +109,8 @@ class Comm:
         self.rank = rank
         self.coord = grid.coord(rank)
         self.traffic = Traffic()
+        self.recorder: Recorder | None = None
+        self.waited_s = 0.0
         joined = grid.world > 1
         self._gloo = joined and dist.get_backend() == "gloo"
         everyone = tuple(range(grid.world))
@@ -135,7 +149,19 @@ class Comm:
             return Pending(None, lambda: tensor)
         self.traffic.add(Transfer(axis, "all_reduce"), tensor)
         reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor)
+        done = self._begin(axis, "all_reduce")
+        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor, done)
+
+    def _begin(self, stream: str, kind: str) -> Callable[[float], None]:
+        """A transfer begins; what is returned is to be called with the seconds spent waiting for its end."""
+        recorded = self.recorder.begin(stream, kind) if self.recorder else None
+
+        def done(waited_s: float) -> None:
+            self.waited_s += waited_s
+            if recorded:
+                recorded()
+
+        return done
 
     def all_gather(self, shard: Tensor, axis: str) -> Tensor:
         """Concatenate the `shard` of each rank of `axis` along dimension 0."""
@@ -147,8 +173,9 @@ class Comm:
             return Pending(None, lambda: shard)
         full = shard.new_empty((shard.shape[0] * group.size, *shard.shape[1:]))
         self.traffic.add(Transfer(axis, "all_gather"), full)
+        done = self._begin(axis, "all_gather")
         work = dist.all_gather_single(full, shard.contiguous(), group=group.handle, async_op=True)
-        return Pending(work, lambda: full)
+        return Pending(work, lambda: full, done)
 
     def reduce_scatter(self, full: Tensor, axis: str) -> Tensor:
         """Sum `full` over `axis` and return this rank's part of dimension 0."""
@@ -160,14 +187,15 @@ class Comm:
             return Pending(None, lambda: full)
         full = full.contiguous()
         self.traffic.add(Transfer(axis, "reduce_scatter"), full)
+        done = self._begin(axis, "reduce_scatter")
         if self._gloo:
             # Gloo's own reduce-scatter is several times slower than an exchange and a local sum.
             parts = torch.empty_like(full)
             work = dist.all_to_all_single(parts, full, group=group.handle, async_op=True)
-            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0))
+            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0), done)
         shard = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
         work = dist.reduce_scatter_single(shard, full, group=group.handle, async_op=True)
-        return Pending(work, lambda: shard)
+        return Pending(work, lambda: shard, done)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
         """A channel in each direction between pipeline ranks whose stages follow each other."""
@@ -227,20 +255,26 @@ class Channel:
         self._src = src
         self._dst = dst
         self._handle = handle
-        self._sending: tuple[dist.Work, Tensor] | None = None
+        self._sending: tuple[dist.Work, Tensor, Callable[[], None] | None] | None = None
 
-    def send(self, tensor: Tensor) -> None:
+    def send(self, tensor: Tensor, done: Callable[[], None] | None = None) -> None:
+        """Send `tensor`; `done` is called once it is known to have been received."""
         self.drain()
         tensor = tensor.contiguous()
         self._comm.traffic.add(Transfer("pp", "send"), tensor)
         work = dist.isend(tensor, self._dst, group=self._handle)
         assert work is not None
-        self._sending = (work, tensor)
+        self._sending = (work, tensor, done)
 
     def drain(self) -> None:
         """Wait for the unfinished send, if there is one."""
         if self._sending is not None:
-            self._sending[0].wait()
+            work, _, done = self._sending
+            begun_s = time.perf_counter()
+            work.wait()
+            self._comm.waited_s += time.perf_counter() - begun_s
+            if done is not None:
+                done()
             self._sending = None
 
     def connect(self, token: Tensor) -> None:
@@ -257,4 +291,7 @@ class Channel:
     def receive_start(self, tensor: Tensor) -> Pending:
         """Post a receive into `tensor`."""
         self._comm.traffic.add(Transfer("pp", "receive"), tensor)
-        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor)
+        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor, self._waited)
+
+    def _waited(self, seconds: float) -> None:
+        self._comm.waited_s += seconds

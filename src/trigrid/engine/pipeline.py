@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from trigrid.engine.comm import Channel, Comm, Pending
+from trigrid.engine.recorder import COMPUTE
 from trigrid.engine.units import Microbatch, Stage
 from trigrid.schedule import Action, Kind, Schedule, channels, needs, receives, result, sends_to
 
@@ -64,25 +66,23 @@ class Pipeline:
         handed: dict[Action, Tensor] = {}
         losses: list[Tensor] = []
         for action in mine:
-            stage, m = self._stages[action.stage], action.microbatch
             if action.kind is Kind.WEIGHT:
-                stage.weight_backward(m)
+                with self._recorded(action):
+                    self._stages[action.stage].weight_backward(action.microbatch)
                 continue
             if action.kind is Kind.FORWARD:
-                stage.forward_start()
+                self._stages[action.stage].forward_start()
             else:
-                stage.backward_start()
+                self._stages[action.stage].backward_start()
             x = self._input(schedule, action, inboxes, handed, microbatches)
-            if action.kind is Kind.FORWARD:
-                y: Tensor | None = stage.forward(x, m, microbatches[m], training)
-            elif action.kind is Kind.INPUT:
-                y = stage.input_backward(x, m)
-            else:
-                y = stage.backward(x, m)
+            with self._recorded(action):
+                y = self._act(action, x, microbatches, training)
             del x
             if (target := sends_to(schedule, action)) is not None:
                 assert y is not None
-                self._comm.channel(self._rank, target).send(y)
+                recorder, sent = self._comm.recorder, result(action)
+                done = recorder.begin(f"P2P to {target}", *sent) if recorder else None
+                self._comm.channel(self._rank, target).send(y, done)
             elif action.kind is Kind.FORWARD and action.stage == schedule.stages - 1:
                 assert y is not None
                 losses.append(y)
@@ -95,6 +95,19 @@ class Pipeline:
                 self._comm.channel(src, dst).drain()
         zero = torch.zeros((), dtype=self._loss_dtype, device=self._device)
         return torch.stack(losses).sum() if losses else zero
+
+    def _act(self, action: Action, x: Tensor, microbatches: Sequence[Microbatch], training: bool) -> Tensor | None:
+        """Run an action that starts from `x`, and return what it hands on."""
+        stage, m = self._stages[action.stage], action.microbatch
+        if action.kind is Kind.FORWARD:
+            return stage.forward(x, m, microbatches[m], training)
+        if action.kind is Kind.INPUT:
+            return stage.input_backward(x, m)
+        return stage.backward(x, m)
+
+    def _recorded(self, action: Action) -> AbstractContextManager[None]:
+        recorder = self._comm.recorder
+        return recorder.span(COMPUTE, *action) if recorder else nullcontext()
 
     def _input(
         self,

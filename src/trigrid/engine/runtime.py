@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
 from trigrid.engine.later import WeightQueue
 from trigrid.engine.pipeline import Pipeline
+from trigrid.engine.recorder import COMPUTE
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
 from trigrid.ledger import Ledger
@@ -107,14 +109,20 @@ class Engine:
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """After `accumulate`: complete gradients of what this rank holds of each bucket."""
-        return sum_gradients(self._trained, self.comm)
+        with self._recorded("sum gradients"):
+            return sum_gradients(self._trained, self.comm)
 
     def update(self, gradients: Mapping[str, Tensor], lr: float) -> StepResult:
         """After `sum_gradients`: norm, guard, clip, AdamW and new weights."""
         clip = self.job.optimizer.clip_norm
-        result = update(self._trained, gradients, self._loss, self._optimizer, self.comm, lr, clip)
+        with self._recorded("update"):
+            result = update(self._trained, gradients, self._loss, self._optimizer, self.comm, lr, clip)
         self._release()
         return result
+
+    def _recorded(self, kind: str) -> AbstractContextManager[None]:
+        recorder = self.comm.recorder
+        return recorder.span(COMPUTE, kind) if recorder else nullcontext()
 
     def evaluate(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> float:
         """Mean loss over the valid tokens of all ranks, without gradients."""

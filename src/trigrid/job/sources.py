@@ -30,6 +30,7 @@ SHORT_FLAGS = {
     **{name: ("batch", name) for name in ("global_batch", "micro_batch", "accumulation")},
     "seq": ("batch", "sequence"),
     **{name: ("run", name) for name in ("steps", "seed", "precision", "device", "out")},
+    "trace": ("run", "trace_step"),
     "lr": ("optimizer", "lr"),
     **{name: ("cluster", name) for name in ("gpu", "price")},
 }
@@ -216,7 +217,7 @@ def _accept(key: Key, setting: Setting, problems: list[Problem]) -> dict[Key, Se
     values = value if isinstance(value, list) else [value]
     if fault := next(filter(None, map(_fault, values)), None):
         return refuse(fault)
-    # Choices are compared here, with their types: pydantic takes true and 1.0 for 1.
+    # Choices are compared here, with their types: true and 1.0 are equal to 1.
     legal = choices(type_)
     alien = [v for v in values if (type(v), v) not in [(type(choice), choice) for choice in legal]] if legal else []
     if alien:

@@ -23,6 +23,8 @@ from trigrid.report.trackers import Start, Trackers
 from trigrid.spec.job import Job
 
 ETA_STEPS = 20
+SLOW, SLOW_RECORDS = 1.5, 3
+"""A rank is named that was busy for so many times as long as ranks like it, in so many records one after the other."""
 ROWS_PER_HEADER = 20
 """On a terminal, where the header scrolls away; a file has it once, at the top."""
 
@@ -72,6 +74,7 @@ class Log:
         self._validation: list[tuple[int, float]] = []
         self._data_wait_s = self._recorded_s = 0.0
         self._mfu_warned = False
+        self._slow_in_a_row: dict[int, int] = {}
         self._begun_s = time.perf_counter()
 
     def __enter__(self) -> Log:
@@ -114,6 +117,9 @@ class Log:
             data_wait_share=interval.data_wait_s / interval.seconds,
             peak_memory_bytes=interval.peak_memory_bytes,
             eta_s=self._eta_s(),
+            slowest_rank=interval.slowest.rank if interval.slowest else None,
+            slowest_busy_s=interval.slowest.busy_s / interval.steps if interval.slowest else None,
+            usual_busy_s=interval.slowest.usual_s / interval.steps if interval.slowest else None,
         )
         self._recorded_s += interval.seconds
         self._data_wait_s += interval.data_wait_s
@@ -124,6 +130,7 @@ class Log:
             self._console.heading(self._table.header)
         self._rows += 1
         self._console.say(self._table.row(record))
+        self._name_slow(interval)
         if record.mfu_full > 1 and not self._mfu_warned:
             self._mfu_warned = True
             self._console.warn(
@@ -131,6 +138,21 @@ class Log:
                 "matrix products measured at the start were too slow, as where another program ran beside them, or "
                 "most of the operations counted are attention scores that a causal mask leaves out"
             )
+
+    def _name_slow(self, interval: Interval) -> None:
+        """Say once of a rank that it holds up the others."""
+        slow = interval.slowest
+        there = slow is not None and slow.busy_s > SLOW * slow.usual_s
+        self._slow_in_a_row = {slow.rank: self._slow_in_a_row.get(slow.rank, 0) + 1} if slow and there else {}
+        if slow and self._slow_in_a_row.get(slow.rank) == SLOW_RECORDS:
+            self._console.warn(
+                f"rank {slow.rank} is slow: busy for {slow.busy_s / interval.steps:.3g} s of a step, other ranks of "
+                f"its stage for {slow.usual_s / interval.steps:.3g} s; they wait for it"
+            )
+
+    def say(self, text: str) -> None:
+        """A line between those of the steps."""
+        self._console.say(text)
 
     def validation(self, loss: float) -> None:
         """Record the loss of the held-out text after the step that is done."""

@@ -27,14 +27,25 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Slowest:
+    """The rank that is busy longest compared with the median of its pipeline stage: seconds in which a rank waits
+    neither for data nor for other ranks."""
+
+    rank: int
+    busy_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True)
 class Interval:
     """Steps since the last record: how many; their seconds and those spent waiting for data, of the slowest rank; the
-    largest peak of memory of any rank so far."""
+    largest peak of memory of any rank so far; who is slowest, where that is known."""
 
     steps: int
     seconds: float
     data_wait_s: float
     peak_memory_bytes: int
+    slowest: Slowest | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Rates:
 @dataclass(frozen=True)
 class StepRecord(Rates):
     """One line of metrics.jsonl. step_s, data_wait_s: means over the steps since the last record; loss, norm and rate
-    are of this step; tokens: from the first step to this one."""
+    are of this step; tokens: from the first step to this one; slowest, usual: as in `Slowest`."""
 
     step: int
     loss: float
@@ -64,6 +75,9 @@ class StepRecord(Rates):
     data_wait_share: float
     peak_memory_bytes: int
     eta_s: float
+    slowest_rank: int | None = None
+    slowest_busy_s: float | None = None
+    usual_busy_s: float | None = None
 
 
 @dataclass(frozen=True)

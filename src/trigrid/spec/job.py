@@ -106,6 +106,8 @@ class Run:
     """Global batches of a validation."""
     check_copies: bool = False
     """After every step, compare all copies of a weight bit for bit, and the step, rate and samples of all ranks."""
+    trace_step: int = 0
+    """Step whose timeline on every rank is written to trace.json; 0: none."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ("tensorboard",)
     """Who is told of each logged step, beside metrics.jsonl."""
     prometheus_port: int = 9464

@@ -33,7 +33,9 @@ FROM_ZERO = {
     "data.workers",
     "run.seed",
     "run.validate_every",
+    "run.trace_step",
 }
+MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file"}
 HIGHEST = {"run.seed": LARGEST_SEED, "run.prometheus_port": LARGEST_PORT}
 
 
@@ -166,7 +168,7 @@ def _value(key: str, value: object) -> Iterator[Problem]:
             if not low <= value <= high:
                 yield Problem(key, value, f"must be from {low} to {high}", (min(max(value, low), high),))
         case str():
-            if not value and key != "data.cache":
+            if not value and key not in MAY_BE_EMPTY:
                 yield Problem(key, '""', "must not be empty")
         case tuple():
             yield from _array(key, value)
@@ -394,6 +396,9 @@ def _data(job: Job) -> Iterator[Problem]:
     if weights and len(weights) != len(corpus):
         reason = f"one weight is needed for each of the {len(corpus)} corpora of data.corpus"
         yield Problem("data.weights", list(weights), reason, ("[] (all documents alike)",))
+    if job.run.trace_step > job.run.steps:
+        reason = f"is after the last step, run.steps = {job.run.steps}"
+        yield Problem("run.trace_step", job.run.trace_step, reason, (job.run.steps, 0))
     if job.run.validate_every and not job.data.validation_fraction:
         yield Problem(
             "run.validate_every", job.run.validate_every, "needs data.validation_fraction above 0, and it is 0", (0,)

@@ -35,6 +35,7 @@ from trigrid.train.learning_rate import learning_rate
 from trigrid.train.machine import matmul_flops_per_s
 from trigrid.train.meter import Meter
 from trigrid.train.processes import choose_device, join
+from trigrid.train.timeline import start_recording, write_recording
 
 
 def open_run(job: Job, name: str, console: Console) -> Path:
@@ -102,13 +103,13 @@ def run_rank(job: Job, name: str, place: Place | None, console: Console) -> Summ
     data = load(run_dir / "data.json")
     facts = _facts(job, engine, data)
     with Log(job, facts, run_dir, console) if first else nullcontext() as log:
-        summary = _train(job, engine, data, log)
+        summary = _train(job, engine, data, log, run_dir)
     if place.world > 1:
         dist.destroy_process_group()
     return summary
 
 
-def _train(job: Job, engine: Engine, data: Prepared, log: Log | None) -> Summary | None:
+def _train(job: Job, engine: Engine, data: Prepared, log: Log | None, run_dir: Path) -> Summary | None:
     run, coord, dp = job.run, engine.comm.coord, job.parallel.dp
     loader, held_out = _loaders(job, data)
     meter = Meter(engine.comm, engine.device)
@@ -119,12 +120,17 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log | None) -> Summary
     batches = read_ahead(read, range(run.steps), job.data.workers)
     for step in range(run.steps):
         last = step + 1 == run.steps
+        if traced := step + 1 == run.trace_step:
+            start_recording(engine)
         meter.begin()
         batch = next(batches)
         meter.loaded()
         rate = learning_rate(job.optimizer, step, run.steps)
-        result = engine.step(batch.tokens, batch.labels, rate, batch.documents)
+        result = engine.step(batch.tokens, batch.labels, rate, batch.documents, step * job.batch.global_batch)
         step_s = meter.end()
+        path = write_recording(engine, run_dir, step + 1) if traced else None
+        if path and log:
+            log.say(f"timeline of step {step + 1}: {path}")
         if not result.updated:
             culprits = "; ".join(result.not_finite[:8])
             raise RunFailed(f"step {step + 1}: the gradient is not finite, no weight was changed ({culprits})")

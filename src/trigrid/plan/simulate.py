@@ -1,0 +1,127 @@
+"""A job's step played: its schedule with the planner's durations or given ones, as a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trigrid.errors import Problem, Refused
+from trigrid.plan.auto import auto_of, named_job
+from trigrid.plan.plan import setup_of
+from trigrid.plan.software import Software
+from trigrid.plan.stages import Stages, stages_of, step_of
+from trigrid.schedule import (
+    Durations,
+    Kind,
+    Schedule,
+    Timeline,
+    bytes_over_time,
+    make_schedule,
+    order_of,
+    read_schedule,
+    replay,
+)
+from trigrid.schedule.auto import Auto
+from trigrid.schedule.times import read_durations
+from trigrid.schedule.waits import Waits, waits
+from trigrid.spec.job import Job
+
+COLLECTIVES = ("tp", "cp", "ep", "zero")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """timeline: of one pipeline. given: whether its durations are not the planner's; what stages hold and what a step
+    takes beside the pipeline always is. auto: where the schedule was made for these stages."""
+
+    job: Job
+    stages: Stages
+    durations: Durations
+    given: bool
+    timeline: Timeline
+    auto: Auto | None
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.timeline.order.schedule
+
+    @property
+    def beyond_s(self) -> float:
+        """Seconds of the step before and after the pipeline."""
+        return sum(self.stages.beyond_s.values())
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole step, without waiting for slower pipelines."""
+        return self.timeline.step_s + self.beyond_s
+
+    @cached_property
+    def waits(self) -> tuple[Waits, ...]:
+        return waits(self.timeline)
+
+    @cached_property
+    def memory(self) -> tuple[tuple[tuple[float, int], ...], ...]:
+        """By rank (time_s, bytes of microbatches under way from then on), at each change."""
+        return bytes_over_time(self.timeline, self.stages.forward_bytes, self.stages.weight_bytes)
+
+    def exposed_s(self, rank: int) -> Mapping[str, float]:
+        """Seconds of the step that `rank` spends on collectives beside which nothing runs, by axis; none are known
+        where durations are given."""
+        mine = [c for c, holder in zip(self.stages.chunks, self.stages.placement, strict=True) if holder == rank]
+        m = 0 if self.given else self.schedule.microbatches
+        return {name: m * sum(getattr(chunk, f"{name}_s") for chunk in mine) for name in COLLECTIVES}
+
+
+def simulate(
+    job: Job, software: Software | None = None, *, durations: Path | None = None, schedule: Path | None = None
+) -> Simulation:
+    """Play a step of `job`. software: this project's engine where it is left out.
+
+    durations: a CSV of times in place of the planner's (schedule/times.py); schedule: a file of actions in place of the
+    job's schedule or schedule_file. Raises Refused where files cannot be read or do not go with the job.
+    """
+    automatic = job.parallel.schedule == "auto"
+    named = named_job(job) if automatic else job
+    step = step_of(named, software)
+    stages = stages_of(step, setup_of(named, step.software))
+    times = read_durations(durations, len(stages.placement)) if durations else None
+    played = times.durations if times else stages.durations
+    auto = None
+    file = schedule or (Path(job.parallel.schedule_file) if job.parallel.schedule_file else None)
+    if file:
+        made = _from_file(file, stages)
+    elif automatic:
+        auto = auto_of(job, software, times)
+        made = auto.schedule
+    else:
+        setup = stages.setup
+        made = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
+    halves = any(action.kind is Kind.INPUT for actions in made.ranks for action in actions)
+    if times and halves and not times.halved:
+        reason = f"schedule {made.name} takes backwards in halves: I and W are needed of every stage"
+        raise Refused([Problem("durations", durations, reason)])
+    timeline = replay(order_of(made), played)
+    return Simulation(
+        job=job, stages=stages, durations=played, given=times is not None, timeline=timeline, auto=auto
+    )
+
+
+def _from_file(path: Path, stages: Stages) -> Schedule:
+    """The schedule in `path`, which must be for stages placed like the job's, and for its microbatches."""
+    made, problems = read_schedule(path), []
+    if made.placement != stages.placement:
+        reason = f"the stages are on ranks {_listed(made.placement)}, those of the job on {_listed(stages.placement)}"
+        problems.append(Problem("schedule", path, f"{reason}: pp, virtual_stages and schedule decide that"))
+    if made.microbatches != stages.setup.microbatches:
+        reason = f"has {made.microbatches} microbatches, the job {stages.setup.microbatches}"
+        batch = made.microbatches * stages.setup.dp * stages.setup.micro_batch
+        problems.append(Problem("schedule", path, reason, (f"--global-batch {batch}",)))
+    if problems:
+        raise Refused(problems)
+    return made
+
+
+def _listed(placement: tuple[int, ...]) -> str:
+    return ", ".join(map(str, placement))
