@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import named, small_job
-from helpers.probes import evaluate_and_train, flops_of_a_step, one_step_each, shared_storages, watch
+from helpers.probes import evaluate_and_train, flops_of_a_step, most_in_flight, one_step_each, shared_storages, watch
 
 from trigrid.check.parity import Reference, judge, reference, run_rank, single
 from trigrid.check.pool import Pool
@@ -17,7 +17,7 @@ from trigrid.errors import Refused
 from trigrid.ledger import STATE
 from trigrid.plan.state import rank_state
 from trigrid.plan.traffic import step_traffic
-from trigrid.schedule import Action, Kind, Schedule, make_schedule, validate, write_schedule
+from trigrid.schedule import Action, Kind, Schedule, in_flight, make_schedule, validate, write_schedule
 from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
@@ -102,6 +102,17 @@ def test_a_step_costs_the_same_operations_under_every_schedule(pool: Pool) -> No
         job = many_layers(named("pp4", schedule=schedule, virtual_stages=v), 8)
         counted[schedule] = sum(pool.run(flops_of_a_step, 4, job))
     assert len(set(counted.values())) == 1, counted
+
+
+@pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2)])
+def test_no_more_is_in_flight_than_the_schedule_promises(pool: Pool, schedule: str, v: int) -> None:
+    """What a rank keeps of activations and in the queue of weight gradients is what the planner counts; zb-h1 keeps no
+    more than 1f1b's first rank, p microbatches, on any."""
+    job = many_layers(named("pp4", schedule=schedule, virtual_stages=v), 10)
+    promised = in_flight(job_schedule(job))
+    assert pool.run(most_in_flight, 4, job) == [tuple(rank) for rank in promised]
+    if schedule == "zb-h1":
+        assert all(rank.until_input <= 4 for rank in promised)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])

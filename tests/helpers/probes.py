@@ -244,3 +244,30 @@ def one_step_each(rank: int, jobs: Sequence[Job]) -> list[tuple[float, float]]:
         result = engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, 0)), 1e-3)
         found.append((result.loss, result.gradient_norm))
     return found
+
+
+def most_in_flight(rank: int, job: Job) -> tuple[int, int]:
+    """The most stages times microbatches whose activations this rank keeps, and of these and what waits for weight
+    backwards together, in a step."""
+    engine = build_engine(job, Comm(grid_of(job), rank), torch.device("cpu"))
+    blocks = [[unit for unit in stage.units if not unit.embeds] for stage in engine.stages.values()]
+    most = [0, 0]
+
+    def note() -> None:
+        saved = sum(max(len(unit._saved) for unit in units) for units in blocks)
+        later = sum(max(len(unit._later) for unit in units) for units in blocks)
+        most[:] = max(most[0], saved), max(most[1], saved + later)
+
+    def noting(method: Any) -> Any:
+        def noted(*arguments: Any) -> Any:
+            result = method(*arguments)
+            note()
+            return result
+
+        return noted
+
+    for stage in engine.stages.values():
+        for name in ("forward", "backward", "input_backward", "weight_backward"):
+            setattr(stage, name, noting(getattr(stage, name)))
+    engine.step(*(share(rows, job, 0) for rows in batch(job, 0)), 1e-3)
+    return most[0], most[1]

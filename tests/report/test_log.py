@@ -110,7 +110,7 @@ def test_an_interval_of_several_steps_is_told_as_their_mean(tmp_path: Path) -> N
 
 def test_a_rank_that_stays_slow_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """R93: not at the first slow step, which may be chance, nor again and again."""
-    slow = replace(HALF_A_SECOND, steps=2, slowest=Slowest(rank=3, busy_s=1.0, usual_s=0.5))
+    slow = replace(HALF_A_SECOND, steps=2, seconds=2.0, slowest=Slowest(rank=3, busy_s=1.0, usual_s=0.5))
     with Log(told_to(), FACTS, tmp_path, Console(quiet=True)) as log:
         for interval in (slow, slow, HALF_A_SECOND, slow, slow, slow, slow):
             log.advance(9.0, 0.5)

@@ -13,7 +13,7 @@ from itertools import combinations, islice
 from typing import Any
 
 from trigrid.spec.job import Job
-from trigrid.spec.layout import Layout
+from trigrid.spec.layout import V_SHAPED, Layout
 from trigrid.spec.rules import check, check_trainable
 
 CANDIDATES = 20
@@ -29,7 +29,8 @@ OPTIONS: Mapping[str, tuple[object, ...]] = {
     "parallel.sequence_parallel": (True, False),
     "parallel.regather": (False, True),
     "parallel.recompute": ("none", "selective", "full"),
-    "parallel.schedule": ("1f1b", "gpipe"),
+    "parallel.schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev"),
+    "parallel.virtual_stages": (1, 2),
     "parallel.gather": ("auto", "per_step"),
     "parallel.reduce": ("auto", "per_step", "per_microbatch"),
     "parallel.dp_replicate": (1, 2),
@@ -54,6 +55,7 @@ _EFFECT: Mapping[str, Callable[[Job], bool]] = {
     "parallel.sequence_parallel": lambda job: job.parallel.tp > 1,
     "parallel.regather": lambda job: job.parallel.tp > 1,
     "parallel.schedule": lambda job: job.parallel.pp > 1,
+    "parallel.virtual_stages": lambda job: job.parallel.pp > 1 and job.parallel.schedule == "interleaved",
     "parallel.gather": lambda job: job.parallel.zero == 3 and job.parallel.dp_shard > 1,
     "parallel.reduce": lambda job: job.parallel.zero > 0 and job.parallel.dp_shard > 1,
     "parallel.dp_replicate": lambda job: job.parallel.dp > 1,
@@ -61,6 +63,12 @@ _EFFECT: Mapping[str, Callable[[Job], bool]] = {
     "parallel.prefetch": lambda job: job.parallel.zero == 3 and job.parallel.dp_shard > 1,
     "model.qkv_bias": lambda job: job.model.block == "llama",
     "model.kv_heads": lambda job: job.model.block == "llama",
+}
+
+
+_NEEDS: Mapping[str, Choice] = {
+    "parallel.regather": ("parallel.sequence_parallel", True),
+    "parallel.virtual_stages": ("parallel.schedule", "interleaved"),
 }
 
 
@@ -75,7 +83,7 @@ def covering(
     missing = _pairs_wanted(layouts, options)
     jobs = []
 
-    def candidate(layout: Layout, fixed: Iterable[Choice] = ()) -> Job | None:
+    def candidate(layout: Layout, fixed: Mapping[str, object] = {}) -> Job | None:
         picked = {key: random_.choice(values) for key, values in options.items()} | dict(fixed)
         return _legal(replace(base, parallel=layout), picked, options)
 
@@ -93,9 +101,10 @@ def covering(
     for pair in sorted(missing, key=str):
         if pair not in missing:
             continue
-        suited = [layout for layout in layouts if all(getattr(layout, k) == v for k, v in pair if k in DEGREES)]
-        fixed = [choice for choice in pair if choice[0] in options]
-        tries = (candidate(random_.choice(suited), fixed) for _ in range(PATIENCE))
+        fixed = {key: value for key, value in pair if key in options}
+        fixed |= {key: value for needs, choice in _NEEDS.items() if needs in fixed for key, value in [choice]}
+        suited = [layout for layout in layouts if _may_have(_with(replace(base, parallel=layout), fixed), pair)]
+        tries = (candidate(random_.choice(suited), fixed) for _ in range(PATIENCE if suited else 0))
         hits = (job for job in tries if job is not None and pair in pairs(job, options))
         if (found := best(islice(hits, CANDIDATES // 4))) is not None:
             take(found)
@@ -124,10 +133,19 @@ def value_at(job: Job, key: str) -> object:
 def _legal(job: Job, picked: Mapping[str, object], options: Mapping[str, tuple[object, ...]]) -> Job | None:
     """`job` with the options `picked`, those without effect left at their first value; None if it cannot run."""
     job = _with(job, picked)
-    # GPT blocks have as many KV heads as heads.
-    plain = {key: job.model.heads if key == "model.kv_heads" else values[0] for key, values in options.items()}
-    job = _with(job, {key: value for key, value in plain.items() if not _has_effect(job, key)})
+    idle = [key for key in options if not _has_effect(job, key)]
+    job = _with(job, {key: options[key][0] for key in idle})
+    # GPT blocks have as many KV heads as heads, V-shaped schedules two stages on each rank.
+    if "model.kv_heads" in idle:
+        job = _with(job, {"model.kv_heads": job.model.heads})
+    if "parallel.virtual_stages" in idle and job.parallel.schedule in V_SHAPED:
+        job = _with(job, {"parallel.virtual_stages": 2})
     return None if check(job) or check_trainable(job) else job
+
+
+def _may_have(job: Job, pair: Pair) -> bool:
+    """Whether both choices of `pair`, which `job` has if they are options, have an effect in it."""
+    return all(getattr(job.parallel, key) == value if key in DEGREES else _has_effect(job, key) for key, value in pair)
 
 
 def _has_effect(job: Job, key: str) -> bool:
