@@ -169,6 +169,26 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "the last the head; nearest legal: [] (as even as possible)"
         ],
     ),
+    (
+        {"parallel.recompute": ("full", "selective", "none")},
+        [
+            "parallel.recompute = ['full', 'selective', 'none']: names 3 stages, parallel.pp = 2; nearest legal: "
+            "['full', 'selective'], none"
+        ],
+    ),
+    (
+        {"parallel.pp": 3, "parallel.recompute": ("full",)},
+        [
+            "parallel.recompute = ['full']: names 1 stages, parallel.pp = 3; nearest legal: "
+            "['full', 'full', 'full'], full"
+        ],
+    ),
+    (
+        {"parallel.recompute": ()},
+        ["parallel.recompute = []: names 0 stages, parallel.pp = 2; nearest legal: ['none', 'none'], none"],
+    ),
+    ({"run.dropout": 1.0}, ["run.dropout = 1.0: must be in [0, 1)"]),
+    ({"run.attention_dropout": -0.1}, ["run.attention_dropout = -0.1: must be in [0, 1); nearest legal: 0.0"]),
     # data and context parallelism, order
     (
         {"parallel.virtual_stages": 2},
@@ -257,6 +277,8 @@ ALLOWED: list[dict[str, Any]] = [
     {"parallel.tp": 4, "batch.sequence": 126, "parallel.sequence_parallel": False},
     {"parallel.pp": 6},
     {"parallel.pp": 4, "parallel.stage_layers": (0, 2, 2, 0)},
+    {"parallel.recompute": ("selective", "full")},
+    {"run.dropout": 0.1, "run.attention_dropout": 0.99},
     {"parallel.order": ("pp", "dp", "tp", "cp")},
     {"parallel.dp_replicate": 2},
     {"parallel.zero": 3, "parallel.gather": "per_use"},
@@ -347,16 +369,9 @@ def test_trainable() -> None:
             "model.latent = kv_rank 64: known to the planner only so far: it cannot be trained",
         ),
         (
-            {"parallel.schedule": "zb-h1"},
-            "parallel.schedule = zb-h1: planned but not run yet; nearest legal: 1f1b, gpipe",
-        ),
-        (
-            {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
-            "parallel.virtual_stages = 2: more stages than one per rank are planned but not run yet; nearest legal: 1",
-        ),
-        (
-            {"parallel.recompute": "selective"},
-            "parallel.recompute = selective: planned but not run yet; nearest legal: none, full",
+            {"parallel.schedule": "auto"},
+            "parallel.schedule = auto: needs parallel.schedule_file, which `trigrid simulate JOB --save-schedule FILE` "
+            "writes; nearest legal: 1f1b, gpipe, interleaved, zb-h1, zbv, dualpipev",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from trigrid.blueprint.claims import Kernels
 from trigrid.errors import Problem, Refused
+from trigrid.spec.job import Job
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Software:
     """Which trainer runs the job. Presets are in `SOFTWARE`; "trigrid" is this project's engine.
 
     generation: "early" (2021 to 2022, fused by hand), "deepspeed", "eager" or "fused", by which constants of launches,
-        memory-bound operations and attention are named.
+        memory-bound operations are named.
+    attention: kernels of fused attention, "flash1" (FlashAttention of 2022, and Triton's) or "flash2" (2023 and after).
     overlap_tp: TP collectives run beside nothing, beside the weight gradients of backward, or in pieces beside their
         products.
     overlap_dp: gradients are reduced beside the last backward. overlap_gather: weights are gathered beside the first
@@ -74,6 +76,8 @@ class Software:
     tied_on_shards: the tied embedding is summed on shards.
     all_reduces: whole gradients are summed everywhere even where each rank then updates a shard.
     bucket_bytes: buffers of the data-parallel collectives, alive during the whole step.
+    own_groups: communicators that it makes of ranks which have one already (norms, its own copies of the axes).
+    blocking: the host waits for every kernel before it starts the next (CUDA_LAUNCH_BLOCKING=1).
     imbalance: load of the fullest expert rank over the mean.
     """
 
@@ -81,6 +85,7 @@ class Software:
     policy: Policy
     kernels: Kernels = field(default_factory=Kernels)
     generation: Literal["early", "deepspeed", "eager", "fused"] = "eager"
+    attention: Literal["flash1", "flash2"] = "flash2"
     overlap_tp: Literal["none", "weights", "async"] = "none"
     overlap_dp: bool = True
     overlap_gather: bool = False
@@ -94,6 +99,8 @@ class Software:
     tied_on_shards: bool = False
     all_reduces: bool = False
     bucket_bytes: float = 0.0
+    own_groups: int = 0
+    blocking: bool = False
     imbalance: float = 1.0
 
 
@@ -101,7 +108,14 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         s.name: s
         for s in (
-            Software(name="trigrid", policy=POLICIES["engine"], prefetched=0, reduced_copy=True, tied_on_shards=True),
+            Software(
+                name="trigrid",
+                policy=POLICIES["engine"],
+                kernels=Kernels(selective="cheap"),
+                prefetched=0,
+                reduced_copy=True,
+                tied_on_shards=True,
+            ),
             Software(
                 name="megatron",
                 policy=POLICIES["megatron"],
@@ -110,6 +124,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 overlap_tp="weights",
                 accumulate=8.0,
                 cut_boundaries=True,
+                own_groups=1,
             ),
             Software(
                 name="megatron-2021",
@@ -120,6 +135,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 step_bytes=4.0,
                 accumulate=8.0,
                 cut_boundaries=True,
+                own_groups=1,
             ),
             Software(
                 name="megatron-2022",
@@ -131,16 +147,20 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 step_bytes=4.0,
                 accumulate=8.0,
                 cut_boundaries=True,
+                own_groups=1,
             ),
             Software(
                 name="megatron-deepspeed",
                 policy=POLICIES["deepspeed-half"],
-                kernels=Kernels(fused_attention=False, loss="unfused"),
+                kernels=Kernels(fused_attention=False, dropout=True, fused_passes=True, loss="unfused"),
                 generation="deepspeed",
                 overlap_dp=False,
                 all_reduces=True,
                 bucket_bytes=2e9,
-                step_bytes=4.0,
+                # Megatron's for the norm; DeepSpeed's for data, model, slice and pipeline.
+                own_groups=5,
+                # The gradients flat in fp16, and in fp32.
+                step_bytes=6.0,
                 accumulate=10.0,
                 cut_boundaries=True,
             ),
@@ -151,13 +171,13 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 generation="deepspeed",
                 all_reduces=True,
                 bucket_bytes=2e9,
-                step_bytes=4.0,
+                step_bytes=6.0,
                 accumulate=6.0,
             ),
             Software(
                 name="fsdp2",
                 policy=POLICIES["fsdp2"],
-                kernels=Kernels(selective="alternate", loss="unfused", fused_norm=False),
+                kernels=Kernels(selective="alternate", loss="dtensor", fused_norm=False, fused_rotary=False),
                 generation="eager",
                 overlap_gather=True,
                 both_gradients=True,
@@ -166,7 +186,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             Software(
                 name="fsdp2-compiled",
                 policy=POLICIES["fsdp2"],
-                kernels=Kernels(gate="recomputed", fused_passes=True, selective="alternate", loss="unfused"),
+                kernels=Kernels(gate="recomputed", fused_passes=True, selective="alternate", loss="dtensor"),
                 generation="fused",
                 overlap_gather=True,
                 both_gradients=True,
@@ -175,8 +195,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             Software(
                 name="fsdp",
                 policy=POLICIES["fsdp-pure"],
-                kernels=Kernels(loss="unfused"),
+                kernels=Kernels(loss="in-place"),
                 generation="eager",
+                attention="flash1",
                 overlap_gather=True,
                 both_gradients=True,
                 accumulate=4.0,
@@ -186,12 +207,13 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 policy=POLICIES["megatron-half"],
                 kernels=Kernels(gate="fused", fused_norm=False),
                 generation="eager",
+                attention="flash1",
                 accumulate=6.0,
             ),
             Software(
                 name="torchtune",
                 policy=POLICIES["pure-bf16"],
-                kernels=Kernels(loss="unfused", fused_norm=False),
+                kernels=Kernels(loss="unfused", fused_norm=False, fused_rotary=False),
                 generation="eager",
                 accumulate=0.0,
             ),
@@ -208,9 +230,19 @@ def load_software(name: str) -> Software:
     return SOFTWARE[name]
 
 
-def engine_software(precision: str) -> Software:
-    """This project's engine in a precision of the job."""
-    base = SOFTWARE["trigrid"]
+def engine_software(job: Job) -> Software:
+    """This project's engine as the job runs it."""
+    layout, run, base = job.parallel, job.run, SOFTWARE["trigrid"]
+    kernels = replace(
+        base.kernels,
+        regather=layout.regather,
+        loss="pieces" if layout.loss_chunks > 1 else "fused",
+        pieces=layout.loss_chunks,
+        fused_attention=not run.attention_dropout,
+        hashed_dropout=run.dropout > 0,
+        hashed_scores=run.attention_dropout > 0,
+    )
+    base, precision = replace(base, kernels=kernels, prefetched=layout.prefetch), run.precision
     if precision == "bf16":
         return base
     if precision == "fp32":

@@ -40,8 +40,8 @@ class Layout:
     ep: int = 1
     """Expert-parallel degree, a divisor of dp · cp and of the experts; only 1 runs so far."""
     schedule: ScheduleName = "1f1b"
-    """Order of forwards and backwards in the pipeline; auto: made for the job's own stages within their memory. 1f1b and
-    gpipe run so far, the others are planned."""
+    """Order of forwards and backwards in the pipeline; auto, for planning: made for the job's own stages within their
+    memory."""
     schedule_file: str = ""
     """A .csv or .json file of actions to run in place of the named schedule's; it has the stages of that schedule, in
     their places. Empty: none."""

@@ -342,8 +342,9 @@ def _untrainable(job: Job) -> Iterator[Problem]:
         yield Problem("parallel.cp", layout.cp, "context parallelism is planned but not run yet", (1,))
     if layout.ep != 1:
         yield Problem("parallel.ep", layout.ep, "expert parallelism is planned but not run yet", (1,))
-    if layout.schedule not in RUNNABLE_SCHEDULES:
-        yield Problem("parallel.schedule", layout.schedule, "planned but not run yet", RUNNABLE_SCHEDULES)
+    if layout.schedule == "auto" and not layout.schedule_file:
+        reason = "needs parallel.schedule_file, which `trigrid simulate JOB --save-schedule FILE` writes"
+        yield Problem("parallel.schedule", layout.schedule, reason, RUNNABLE_SCHEDULES)
 
 
 def _data_parallel(job: Job) -> Iterator[Problem]:
