@@ -11,7 +11,8 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor
 
-from trigrid.engine import zero
+from trigrid.engine import tensor, zero
+from trigrid.engine.again import with_graph
 from trigrid.engine.comm import Comm
 from trigrid.engine.zero import Bucket
 
@@ -67,6 +68,17 @@ def kv_gradients_not_summed() -> Iterator[None]:
     """TP ranks that hold the same KV head keep their own part of its gradient."""
 
     with patch.object(Bucket, "held_runs", _without_sums_over("kv")):
+        yield
+
+
+@contextmanager
+def made_again_otherwise() -> Iterator[None]:
+    """The input of a product that backward makes again is a little larger than it was."""
+
+    def wrong(how: Any, inputs: Any, needed: Any) -> Any:
+        return with_graph(lambda *tensors: how(*tensors) * 1.001, inputs, needed)
+
+    with patch.object(tensor, "with_graph", wrong):
         yield
 
 
