@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import pytest
+import torch
 from helpers import left_out, planted
 from helpers.jobs import named, small_job
-from helpers.step_probes import out_of_step
+from helpers.step_probes import engine_of, out_of_step, rows_of
 
 from trigrid.check.parity import run_rank
 from trigrid.check.pool import Pool
+from trigrid.engine.units import Microbatch
+from trigrid.engine.zero import Bucket
+from trigrid.errors import RunFailed
 
 TIED = {"tied": True, "qk_norm": True}
 
@@ -56,11 +62,38 @@ def test_copies_that_drift_apart_are_named(
     assert all(not run.disagreements for run in pool.run(run_rank, job.parallel.world, job, None))
 
 
-@pytest.mark.parametrize(("step", "rate"), [(2, 1e-3), (1, 1.0000000000000002e-3)])
-def test_ranks_out_of_step_are_named(pool: Pool, step: int, rate: float) -> None:
-    """One step ahead, or a learning rate that differs in its last bit."""
+@pytest.mark.parametrize(
+    ("step", "rate", "consumed"), [(2, 1e-3, 0), (1, 1.0000000000000002e-3, 0), (1, 1e-3, 8)]
+)
+def test_ranks_out_of_step_are_named(pool: Pool, step: int, rate: float, consumed: int) -> None:
+    """One step ahead, a learning rate that differs in its last bit, or other samples."""
     job = small_job(named("pp2dp2"))
-    for told in pool.run(out_of_step, 4, job, 2, step, rate):
-        assert told.startswith("ranks are out of step: rank 0: step 1, learning rate 0.001; ")
-        assert f"rank 2: step {step}, learning rate {rate!r}" in told
-    assert pool.run(out_of_step, 4, job, 2, 1, 1e-3) == [""] * 4
+    for told in pool.run(out_of_step, 4, job, 2, step, rate, consumed):
+        assert told.startswith(
+            "ranks are out of step: rank 0: step 1, learning rate 0.001, 0 samples before it; rank 1: "
+        )
+        assert f"rank 2: step {step}, learning rate {rate!r}, {consumed} samples before it" in told
+    assert pool.run(out_of_step, 4, job, 2, 1, 1e-3, 0) == [""] * 4
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_step_that_does_not_begin_clean_is_stopped(zero: int) -> None:
+    """Gradients that nobody has zeroed, and a microbatch whose backward never came."""
+    job = small_job(named("dp1", zero=zero))
+    engine = engine_of(0, replace(job, run=replace(job.run, check_copies=True)))
+    rows = rows_of(engine, 0)
+    engine.step(*rows, 1e-3)
+    engine.step(*rows, 1e-3)
+
+    def counting_only(bucket: Bucket, backwards: int) -> None:
+        bucket._backwards_left = backwards
+
+    with (
+        patch.object(Bucket, "start_step", counting_only),
+        pytest.raises(RunFailed, match=r"rank 0: left over from the step before: gradients of embedding; "),
+    ):
+        engine.step(*rows, 1e-3)
+    microbatch = Microbatch(rows[0][0].t(), rows[1][0].t(), torch.tensor(1.0))
+    engine.stages[0].forward(microbatch.tokens_SB, 0, microbatch, keep=True)
+    with pytest.raises(RunFailed, match=r"left over from the step before: microbatches of embedding; "):
+        engine.step(*rows, 1e-3)

@@ -85,11 +85,12 @@ def many_steps(rank: int, job: Job, steps: int) -> tuple[tuple[float, ...], tupl
     return losses, engine.disagreements()
 
 
-def out_of_step(rank: int, job: Job, culprit: int, step: int, rate: float) -> str:
-    """What the check of copies says when `culprit` believes to be at `step` and `rate`, and all others at step 1."""
+def out_of_step(rank: int, job: Job, culprit: int, step: int, rate: float, consumed: int) -> str:
+    """What the check of copies says when `culprit` believes to be at `step`, `rate` and sample `consumed`, and all
+    others at the first step."""
     engine = engine_of(rank, job)
     try:
-        trainer._check_copies(engine, *((step, rate) if rank == culprit else (1, 1e-3)))
+        trainer._check_copies(engine, *((step, rate, consumed) if rank == culprit else (1, 1e-3, 0)))
     except RunFailed as failed:
         return str(failed)
     return ""
@@ -107,3 +108,18 @@ def rows_of(engine: Engine, step: int) -> tuple[Tensor, Tensor]:
 
 def as_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def told_of_shapes(rank: int, job: Job, culprit: int, shape: tuple[int, int, int]) -> list[str]:
+    """What a step and a validation say when `culprit` has a batch of `shape`, and all others the job's."""
+    engine = engine_of(rank, job)
+    m, b, s = shape if rank == culprit else rows_of(engine, 0)[0].shape
+    rows = [part[:m, :b, :s].contiguous() for part in rows_of(engine, 0)]
+    told = []
+    for act in (lambda: engine.step(*rows, 1e-3), lambda: engine.evaluate(*rows)):
+        try:
+            act()
+        except RunFailed as failed:
+            told.append(str(failed))
+    assert len(told) == 2
+    return told

@@ -17,8 +17,10 @@ from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, upd
 from trigrid.engine.later import WeightQueue
 from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.recorder import COMPUTE
+from trigrid.engine.shapes import agree_on_shape
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
+from trigrid.errors import RunFailed
 from trigrid.ledger import Ledger
 from trigrid.schedule.of_job import evaluation_schedule, job_schedule
 from trigrid.spec.job import Job
@@ -104,6 +106,8 @@ class Engine:
         microbatches = self._microbatches(tokens, labels, documents, self._samples(tokens, consumed))
         for name, bucket in self._trained.items():
             bucket.start_step(self._backwards[name] * len(microbatches))
+        if run.check_copies and (left := self.left_over()):
+            raise RunFailed(f"rank {self.comm.rank}: left over from the step before: {'; '.join(left[:8])}")
         schedule = job_schedule(self.job, len(microbatches))
         self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens))
 
@@ -141,6 +145,13 @@ class Engine:
         """Parameters whose copies differ between ranks, see `agreement`."""
         return disagreements(self.buckets, self.comm)
 
+    def left_over(self) -> tuple[str, ...]:
+        """What a step must not find at its start: gradients that are not zero or still on their way, and microbatches
+        whose backward is missing."""
+        buckets = (f"gradients of {name}" for name, bucket in self._trained.items() if not bucket.clean)
+        units = (unit for stage in self.stages.values() for unit in stage.units)
+        return *buckets, *(f"microbatches of {unit.name}" for unit in units if unit.under_way)
+
     def live_bytes(self) -> Ledger:
         """State alive now on this rank, by category, from live storages, and what waits for weight backwards."""
         queued = {t.untyped_storage()._cdata: t for stage in self.stages.values() for t in stage.queued()}
@@ -161,6 +172,7 @@ class Engine:
     def _microbatches(
         self, tokens: Tensor, labels: Tensor, documents: Tensor | None, samples: Tensor | None
     ) -> list[Microbatch]:
+        agree_on_shape(tokens.shape, self.comm, self.device)
         labels = labels.to(self.device)
         valid = self.comm.all_reduce((labels >= 0).sum().double().reshape(1), "batch")
         scale = valid.clamp(min=1.0).reciprocal().squeeze(0)

@@ -138,6 +138,11 @@ class RunUnit:
             for (bucket, entry), grad in zip(places, item.grads, strict=True):
                 bucket.add_gradient(entry, grad.flatten(0, -2).t() @ rows)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether any microbatch's backward, or the second half of it, is still to come."""
+        return bool(self._saved or self._later)
+
     def queued(self) -> list[Tensor]:
         """Every tensor that waits for a weight backward."""
         later = self._later.values()

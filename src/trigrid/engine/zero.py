@@ -158,6 +158,11 @@ class Bucket:
         self.peaks.zero_()
         self._backwards_left = backwards
 
+    @property
+    def clean(self) -> bool:
+        """Whether no gradient is there or on its way."""
+        return self._transient is None and self._reducing is None and not bool(self._gradients.any())
+
     def open_gradients(self) -> None:
         """Before the backward of its units."""
         if self.policy.reduce_per_microbatch and self._transient is None and not self.frozen:

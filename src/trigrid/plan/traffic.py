@@ -41,6 +41,7 @@ def step_traffic(job: Job, rank: int) -> dict[tuple[str, TransferKind], Count]:
     buckets, stages = job_buckets(job, at.pp, at.tp)
     microbatches = job.batch.microbatches(job.parallel)
     policy = zero_policy(job.parallel)
+    add("world", "all_reduce", 6 * WIDE_BYTES)  # the shape of the step, largest and smallest
     add("batch", "all_reduce", WIDE_BYTES)  # valid tokens
     for stage, units in stages.items():
         for unit in units:

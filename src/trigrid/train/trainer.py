@@ -135,7 +135,7 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log | None, run_dir: P
             culprits = "; ".join(result.not_finite[:8])
             raise RunFailed(f"step {step + 1}: the gradient is not finite, no weight was changed ({culprits})")
         if run.check_copies:
-            _check_copies(engine, step + 1, rate)
+            _check_copies(engine, step + 1, rate, step * job.batch.global_batch)
         if log:
             log.advance(result.loss, step_s)
         if last or (step + 1) % run.log_every == 0:
@@ -149,9 +149,9 @@ def _train(job: Job, engine: Engine, data: Prepared, log: Log | None, run_dir: P
     return log.end() if log else None
 
 
-def _check_copies(engine: Engine, step: int, rate: float) -> None:
-    """Raise RunFailed where ranks are not at the same step and rate, or hold unequal copies of a weight."""
-    places = engine.comm.gather_objects(f"step {step}, learning rate {rate!r}")
+def _check_copies(engine: Engine, step: int, rate: float, consumed: int) -> None:
+    """Raise RunFailed where ranks are not at the same step, rate and sample, or hold unequal copies of a weight."""
+    places = engine.comm.gather_objects(f"step {step}, learning rate {rate!r}, {consumed} samples before it")
     if len(set(places)) > 1:
         told = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
         raise RunFailed(f"ranks are out of step: {told}")
