@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import named, small_job
+from helpers.kept import queued_by_block
 from helpers.probes import evaluate_and_train, flops_of_a_step, most_in_flight, one_step_each, shared_storages, watch
 
 from trigrid.check.parity import Reference, judge, reference, run_rank, single
 from trigrid.check.pool import Pool
 from trigrid.errors import Refused
 from trigrid.ledger import STATE
+from trigrid.plan.constants import shipped
+from trigrid.plan.memory import Memory
+from trigrid.plan.plan import setup_of
+from trigrid.plan.software import engine_software
 from trigrid.plan.state import rank_state
 from trigrid.plan.traffic import step_traffic
 from trigrid.schedule import Action, Kind, Schedule, in_flight, make_schedule, validate, write_schedule
@@ -102,6 +107,27 @@ def test_a_step_costs_the_same_operations_under_every_schedule(pool: Pool) -> No
         job = many_layers(named("pp4", schedule=schedule, virtual_stages=v), 8)
         counted[schedule] = sum(pool.run(flops_of_a_step, 4, job))
     assert len(set(counted.values())) == 1, counted
+
+
+@pytest.mark.parametrize("model", [{}, {"block": "gpt", "kv_heads": 8}], ids=["llama", "gpt"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"recompute": "full"},
+        {"tp": 2},
+        {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
+        {"tp": 2, "sequence_parallel": True, "regather": True},
+    ],
+    ids=str,
+)
+def test_the_queue_keeps_what_the_planner_counts(
+    pool: Pool, model: dict[str, object], fields: dict[str, object]
+) -> None:
+    """Each product's input, once where products share it, and the gradient of its output."""
+    job = small_job(named("pp2", schedule="zb-h1", **fields), **model)
+    software = engine_software(job)
+    planned = Memory(job.model, software, shipped()).unit(job.model.block, setup_of(job, software).cut, "none")
+    assert pool.run(queued_by_block, job.parallel.world, job)[0] == planned.for_weights
 
 
 @pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2)])

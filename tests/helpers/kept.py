@@ -76,3 +76,19 @@ def _forward(unit: RunUnit, job: Job, microbatch: Microbatch) -> None:
     here = sequence // (job.parallel.tp if job.parallel.sequence_parallel else 1)
     dtype = TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
     unit.forward(torch.randn(here, rows, job.model.hidden, dtype=dtype), 0, microbatch, True)
+
+
+def queued_by_block(rank: int, job: Job) -> int:
+    """Bytes that the first block's input backward leaves for its weight backward, products' only."""
+    comm = Comm(grid_of(job), rank)
+    engine = build_engine(job, comm, torch.device("cpu"))
+    units = (unit for stage in engine.stages.values() for unit in stage.units)
+    unit = next(unit for unit in units if unit.name.startswith("layers."))
+    for bucket in unit.buckets:
+        bucket.open()
+    tokens_SB = torch.zeros(job.batch.sequence, job.batch.micro_batch, dtype=torch.int64)
+    _forward(unit, job, Microbatch(tokens_SB, tokens_SB, torch.ones(())))
+    saved = unit._saved[0].x
+    unit.input_backward(torch.randn_like(saved), 0)
+    tensors = [t for _, item in unit._later[0].products for t in (item.x, *item.grads)]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
