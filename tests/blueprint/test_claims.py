@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trigrid.blueprint.claims import Kernels, claims, saved_bytes
+from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import block_kinds
 from trigrid.blueprint.flops import forward_flops_per_token
+from trigrid.blueprint.terms import Kernels, saved_bytes
 from trigrid.spec.model import ModelSpec
 from trigrid.spec.models import load_model
 

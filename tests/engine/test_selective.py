@@ -12,7 +12,8 @@ from helpers.jobs import named, small_job
 from helpers.kept import kept_by_blocks
 from torch.utils.flop_counter import FlopCounterMode
 
-from trigrid.blueprint.claims import claims, saved_bytes
+from trigrid.blueprint.claims import claims
+from trigrid.blueprint.terms import saved_bytes
 from trigrid.check.parity import batch, judge, reference, run_rank, share
 from trigrid.check.pool import Pool
 from trigrid.engine.comm import Comm

@@ -38,6 +38,24 @@ WRONG = {
         text=JOB.replace("tp = 2", 'tp = "2"'),
         says=["job.toml:18: parallel.tp = 2: a whole number is needed"],
     ),
+    "a word among those for the stages that is none": Wrong(
+        arguments=("--recompute", "full,some"),
+        says=[
+            "--recompute: parallel.recompute = ['full', 'some']: no such choice: some; "
+            "nearest legal: none, selective, full"
+        ],
+    ),
+    "words for too many stages": Wrong(
+        arguments=("--recompute", "full,none,none"),
+        says=[
+            "--recompute: parallel.recompute = ['full', 'none', 'none']: names 3 stages, parallel.pp = 1; "
+            "nearest legal: ['full'], none"
+        ],
+    ),
+    "a share of all": Wrong(
+        arguments=("--run.dropout=1",),
+        says=["--run.dropout: run.dropout = 1.0: must be in [0, 1)"],
+    ),
     "true for a whole number": Wrong(
         arguments=("--tp=true",),
         says=["--tp: parallel.tp = true: a whole number is needed"],
@@ -270,7 +288,7 @@ WRONG = {
         env={"TRIGRID_ACTIVATION_CHECKPOINT__MODE": "full"},
         says=[
             "TRIGRID_ACTIVATION_CHECKPOINT__MODE: activation_checkpoint.mode = full: there is no such key; "
-            'torchtitan\'s name for parallel.recompute: "none" or "full"'
+            'torchtitan\'s name for parallel.recompute: "none", "selective" or "full"'
         ],
     ),
     "torchtitan's name in a section of ours": Wrong(

@@ -1,133 +1,18 @@
-"""Claims about the units of a decoder: their operations, the tensors they save for backward, their TP collectives.
-
-A claim is stated per token of a microbatch and for the whole model; `cut` says what divides it on one rank:
-    tp        tensor parallelism always (heads, inner widths, vocabulary)
-    sequence  tensor parallelism only where it also cuts the sequence (Korthikanti 2022)
-    none      nothing
-    only_tp   as tp, and without tensor parallelism there is no such tensor
-Context parallelism divides the tokens themselves. The planner prices claims, the dry run counts the real program.
+"""Claims about the units of a decoder, in the terms of `terms`: their operations, the tensors they save for backward,
+their TP collectives. The planner prices claims, the dry run counts the real program.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from trigrid.blueprint.terms import Attend, Claims, Cut, Gemm, Kernels, Pass, Saved
 from trigrid.spec.model import ModelSpec
-
-Cut = Literal["tp", "sequence", "none", "only_tp"]
-Format = Literal["compute", "fp32", "byte"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
-    """Which implementation of a unit runs; it decides what is saved and what is read and written again.
-
-    fused_attention: no score ever reaches memory (Dao 2022). keeps_qkv: the attention's inputs are views that hold the
-    whole projected tensor beside the rotated queries and keys. gate: what the gated activation keeps beside gate, up
-    and their product ("eager" its activated gate too, "recomputed" not even the product). regather: inputs that
-    sequence parallelism gathered are kept in shards and gathered again in backward. dropout: masks after attention and
-    feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel; fused_norm: a norm is one, else
-    it is written out in fp32, operation by operation. loss: "fused" keeps one fp32
-    softmax, "unfused" makes copies of the logits on the way, "chunked" never holds more than a chunk, "in-place" is one
-    kernel each way that writes the gradients over the logits, "dtensor" is "unfused" but makes more copies where the
-    vocabulary is cut. selective: what
-    selective recomputation runs again: "attention" its core, "alternate" every second product and all between, "cheap"
-    its core and, but for what a collective gathered, the inputs of products that a norm or an activation made.
-    hashed_dropout, hashed_scores: dropout of hidden states, and of the attention's probabilities, whose masks are made
-    again and not kept.
-    """
-
-    fused_attention: bool = True
-    keeps_qkv: bool = False
-    gate: Literal["eager", "fused", "recomputed"] = "eager"
-    regather: bool = False
-    dropout: bool = False
-    fused_passes: bool = False
-    fused_norm: bool = True
-    loss: Literal["fused", "unfused", "chunked", "in-place", "dtensor"] = "fused"
-    selective: Literal["attention", "alternate", "cheap"] = "attention"
-    hashed_dropout: bool = False
-    hashed_scores: bool = False
-
 
 # A mask takes some twelve passes over numbers of four bytes, its use three over the elements: as elements of two bytes.
 HASHED = 45 + 6.5
 HASH_KERNELS = 14
-
-
-class Gemm(NamedTuple):
-    """A matrix product of each token's `into` elements to `out`; cut: which of them TP divides.
-
-    pieces: parts of `out` that cannot be divided (KV heads). again: run again by selective recomputation.
-    routed: one product per routed expert, on top_k times the tokens in all.
-    """
-
-    role: str
-    into: int
-    out: int
-    cut: Literal["into", "out", "none"]
-    pieces: int = 0
-    again: bool = False
-    routed: bool = False
-
-
-class Attend(NamedTuple):
-    """Attention of `heads` queries over the tokens before; widths of queries and keys, and of values."""
-
-    heads: int
-    kv_heads: int
-    qk_dim: int
-    v_dim: int
-
-
-class Pass(NamedTuple):
-    """A memory-bound operation: elements that a token reads and writes, and kernels, forward and backward.
-
-    scores: elements per token *and* token of the sequence. again, gathers: as Saved's dropped and gathers, of what it
-    makes.
-    """
-
-    role: str
-    forward: float
-    backward: float
-    kernels: int
-    cut: Cut
-    scores: bool = False
-    again: bool = False
-    gathers: bool = False
-
-
-class Saved(NamedTuple):
-    """A tensor kept for backward. scores as in Pass; dropped: selective recomputation makes it again; added: it is kept
-    under selective recomputation alone; gathers: where sequence parallelism cuts the sequence, a collective would have
-    to make it again, and it is not dropped."""
-
-    name: str
-    elements: float
-    format: Format
-    cut: Cut
-    scores: bool = False
-    dropped: bool = False
-    added: bool = False
-    gathers: bool = False
-
-
-class Claims(NamedTuple):
-    """enters, leaves: TP regions of the unit; entering gathers and leaving sums in forward, backward does the other.
-
-    working: elements per token, in the compute format, that backward holds beside the saved tensors, at most.
-    """
-
-    kind: str
-    gemms: tuple[Gemm, ...]
-    attends: tuple[Attend, ...]
-    passes: tuple[Pass, ...]
-    saved: tuple[Saved, ...]
-    enters: int
-    leaves: int
-    working: tuple[Saved, ...] = ()
 
 
 @lru_cache(maxsize=256)
@@ -145,34 +30,6 @@ def claims(spec: ModelSpec, kind: str, kernels: Kernels) -> Claims:
         case "moe":
             return _moe(spec, kernels)
     raise AssertionError(f"no unit is of kind {kind}")
-
-
-def saved_bytes(
-    tensors: tuple[Saved, ...],
-    *,
-    tokens: float,
-    sequence: int,
-    tp: int,
-    sequence_parallel: bool,
-    compute_bytes: int,
-    selective: bool = False,
-) -> float:
-    """Bytes of `tensors` on one rank for `tokens` tokens of it, out of sequences of `sequence` tokens."""
-    total = 0.0
-    for tensor in tensors:
-        if (selective and made_again(tensor, sequence_parallel)) or (tensor.added and not selective):
-            continue
-        if tensor.cut == "only_tp" and tp == 1:
-            continue
-        size = {"compute": compute_bytes, "fp32": 4, "byte": 1}[tensor.format]
-        divided = tp if tensor.cut in ("tp", "only_tp") or (tensor.cut == "sequence" and sequence_parallel) else 1
-        total += size * tensor.elements * (sequence if tensor.scores else 1) / divided
-    return total * tokens
-
-
-def made_again(tensor: Saved, sequence_parallel: bool) -> bool:
-    """Whether selective recomputation does not keep `tensor`."""
-    return tensor.dropped and not (tensor.gathers and sequence_parallel)
 
 
 def _gathered(kernels: Kernels) -> Cut:
@@ -277,6 +134,7 @@ def _block(spec: ModelSpec, kernels: Kernels, kind: str, ffn: _Part, gradients: 
         Saved("gradients_of_the_gate", gradients, "compute", "tp"),
         Saved("gradients_of_the_residual", 2 * h + dispatched, "compute", "sequence"),
         Saved("gathered_input", h, "compute", "none"),
+        *_hash_of_scores(spec, kernels),
     )
     return Claims(kind, (*attention.gemms, *ffn.gemms), (_attend(spec),), passes, saved, 2, 2, working)
 
@@ -301,8 +159,10 @@ def _grouped_queries(spec: ModelSpec, kernels: Kernels) -> _Part:
         *_scores(spec, kernels),
         Saved("attention_output", q, "compute", "tp"),
     ]
-    rotary = 2 if kernels.fused_passes else 5
+    rotary = 2 if kernels.fused_passes else 5 if kernels.fused_rotary else 10
     passes = [Pass("rotary", rotary * (q + k), rotary * (q + k), 2 if kernels.fused_passes else 8, "tp", again=normed)]
+    if not kernels.fused_rotary and k < q:
+        passes.append(Pass("repeat_kv", 2 * (q + k), 2 * (q + k), 2, "tp"))
     if spec.qk_norm:
         passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp", again=normed))
     return _Part(gemms, (*passes, *_score_passes(spec, kernels)), tuple(saved))
@@ -396,19 +256,24 @@ def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
         *mask,
     )
     fused = kernels.fused_passes
+    # Queries, keys and values are views of one product, whose gradients come together by a copy; without fused
+    # attention its output is copied, too.
+    copied = 0 if kernels.fused_attention else 2 * q
+    heads = Pass("heads", copied, copied + 6 * q, 1, "tp")
     passes = (
         _norm("attention_norm", h, kernels),
-        Pass("heads", 2 * 3 * q, 2 * 3 * q, 2, "tp"),
+        heads,
         *_score_passes(spec, kernels),
         _residual("attention_residual", h, kernels),
         _norm("ffn_norm", h, kernels),
-        Pass("gelu", (2 if fused else 4) * f, (3 if fused else 5) * f, 2 - fused, "tp", again=cheap),
+        Pass("gelu", 2 * f, (3 if fused else 4) * f, 2 - fused, "tp", again=cheap),
         _residual("ffn_residual", h, kernels),
     )
     working = (
         Saved("gradients_of_the_gelu", 2 * f, "compute", "tp"),
         Saved("gradients_of_the_residual", 2 * h, "compute", "sequence"),
         Saved("gathered_input", h, "compute", "none"),
+        *_hash_of_scores(spec, kernels),
     )
     return Claims("gpt", gemms, (_attend(spec),), passes, saved, 2, 2, working)
 
@@ -428,6 +293,11 @@ def _scores(spec: ModelSpec, kernels: Kernels) -> list[Saved]:
             Saved("softmax_dropped", spec.heads, "compute", "tp", scores=True, dropped=True),
         ]
     return found
+
+
+def _hash_of_scores(spec: ModelSpec, kernels: Kernels) -> list[Saved]:
+    """Two numbers of four bytes for each score, while a mask is made."""
+    return [Saved("hash_of_scores", 2 * spec.heads, "fp32", "tp", scores=True)] if kernels.hashed_scores else []
 
 
 def _score_passes(spec: ModelSpec, kernels: Kernels) -> list[Pass]:
@@ -458,14 +328,20 @@ def _head(spec: ModelSpec, kernels: Kernels) -> Claims:
     ]
     if kernels.loss in ("fused", "unfused", "dtensor"):
         saved.append(Saved("softmax", v, "fp32", "tp"))
-    copies = 0.25 if kernels.loss == "chunked" else 1.0
+    in_pieces = kernels.loss == "pieces"
+    if in_pieces:
+        saved.append(Saved("softmax_sums", 3, "fp32", "none"))
+    copies = 0.25 if kernels.loss == "chunked" else 1.0 / kernels.pieces
     working = [Saved("logits", copies * v, "compute", "tp")]
-    if kernels.loss in ("unfused", "chunked", "dtensor"):
+    if in_pieces:
+        working.append(Saved("gradients_of_the_input", h, "compute", "none"))
+    if kernels.loss in ("unfused", "chunked", "dtensor", "pieces"):
         working.append(Saved("logits_in_fp32", copies * v, "fp32", "tp"))
     if kernels.loss == "dtensor":
         # Backward has softmax, one-hot gradients, exponentials and their sum, all in fp32, for the ten bytes otherwise.
         working.append(Saved("copies_of_the_cut_loss", 1.5 * v, "fp32", "only_tp"))
-    loss = Pass("loss", v, 2 * v, 2, "tp") if kernels.loss == "in-place" else Pass("loss", 8 * v, 4 * v, 6, "tp")
+    back = 8 * v if in_pieces else 4 * v
+    loss = Pass("loss", v, 2 * v, 2, "tp") if kernels.loss == "in-place" else Pass("loss", 8 * v, back, 6, "tp")
     passes = (_norm("final_norm", h, kernels), loss)
-    gemms = (Gemm("head", h, v, "out"),)
+    gemms = (Gemm("head", h, v, "out", again=in_pieces),)
     return Claims("head", gemms, (), passes, tuple(saved), 1, 0, tuple(working))

@@ -105,7 +105,13 @@ def _with_cluster(document: Document, path: Path | None) -> Document:
     """`document` with the keys of the cluster file `path`."""
     if path is None:
         return document
-    other = read_document(path)
+    try:
+        other = read_document(path)
+    except Refused as refused:
+        # It is read as a job file, of which it has one table.
+        empty = "the file is empty; keys of [cluster] are needed, such as gpu and gpus_per_node"
+        told = [replace(p, reason=empty) if "file is empty" in p.reason else p for p in refused.problems]
+        raise Refused([replace(p, key="cluster" if p.key == "job" else p.key) for p in told]) from refused
     table = other.table.get("cluster", other.table)
     places = {("cluster", *key): place for key, place in other.places.items() if key[:1] != ("cluster",)}
     places |= {key: place for key, place in other.places.items() if key[:1] == ("cluster",)}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trigrid.blueprint.frozen import check_frozen
 from trigrid.errors import Problem, Refused
-from trigrid.job.keys import Table
+from trigrid.job.building import NEEDED, build
+from trigrid.job.keys import Key, Table
 from trigrid.job.sources import Given, parse_document, read_document, read_sources, shown
 from trigrid.job.writing import plain
 from trigrid.spec.batch import NOT_GIVEN, BatchNumbers, solve_batch
@@ -22,18 +21,6 @@ from trigrid.spec.model import ModelSpec
 from trigrid.spec.models import load_model
 from trigrid.spec.rules import check, check_value
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-# How pydantic's error types read to someone who writes TOML.
-NEEDED = {
-    "missing": "needed",
-    "int_type": "a whole number is needed",
-    "float_type": "a number is needed",
-    "bool_type": "true or false is needed",
-    "string_type": "a string is needed",
-    "tuple_type": "an array is needed",
-}
 BATCH_KEYS = {"batch.global_batch", "batch.micro_batch", "batch.accumulation", "parallel.dp", "world"}
 
 
@@ -117,32 +104,21 @@ def _base_of_name(name: str, otherwise: str) -> ModelSpec:
         raise Refused([replace(p, key="model.name", reason=reason) for p, reason in reasons]) from refused
 
 
-@cache
-def _adapter() -> TypeAdapter[Job]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Job)
-
-
 def _validate(tree: Table, has_base: bool, problems: list[Problem]) -> Job | None:
     """The job that `tree` describes, or None after adding to `problems` what is missing or of the wrong type."""
-    from pydantic import ValidationError
-
     refused = {p.key for p in problems}
-    try:
-        # JSON is the form in which strict still takes an array for a tuple and a whole number for a float.
-        return _adapter().validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False):
-            key = tuple(part for part in fault["loc"] if isinstance(part, str))
-            missing, dotted = fault["type"] == "missing", ".".join(key)
-            if missing and (dotted in refused or (key[0] == "model" and not has_base)):
-                continue
-            value: Any = NOT_GIVEN if missing else tree
-            for name in () if missing else key:
-                value = value[name]
-            problems.append(Problem(dotted, shown(value), NEEDED.get(fault["type"], fault["msg"])))
-        return None
+
+    def report(key: Key, reason: str) -> None:
+        missing, dotted = reason == NEEDED[MISSING], ".".join(key)
+        if missing and (dotted in refused or (key[0] == "model" and not has_base)):
+            return
+        value: Any = NOT_GIVEN if missing else tree
+        for name in () if missing else key:
+            value = value[name]
+        problems.append(Problem(dotted, shown(value), reason))
+
+    job: Job | None = build(Job, tree, report)
+    return job
 
 
 def _fit_world(job: Job, world: int | None, dp_given: bool, problems: list[Problem]) -> Job:
@@ -177,7 +153,7 @@ def _take_accumulation(batch: Table, problems: list[Problem]) -> int | None:
     value = batch.pop("accumulation", None)
     faults = []
     if value is not None and type(value) is not int:
-        faults = [Problem("batch.accumulation", shown(value), NEEDED["int_type"])]
+        faults = [Problem("batch.accumulation", shown(value), NEEDED[int])]
     elif value is not None:
         faults = check_value("batch.accumulation", value)
     elif "global_batch" not in batch and not {"batch.global_batch", "batch.accumulation"} & {p.key for p in problems}:
