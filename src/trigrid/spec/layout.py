@@ -43,11 +43,10 @@ class Layout:
     """Order of forwards and backwards in the pipeline; auto, for planning: made for the job's own stages within their
     memory."""
     schedule_file: str = ""
-    """A .csv or .json file of actions to run in place of the named schedule's; it has the stages of that schedule, in
-    their places. Empty: none."""
+    """A .csv or .json file of actions that stands in for those of the named schedule, whose stages it has in their
+    places; empty: none."""
     virtual_stages: int = 1
-    """Stages of each pipeline rank; more than 1 in interleaved and auto, 2 in zbv and dualpipev; only 1 runs so
-    far."""
+    """Stages of each pipeline rank; more than 1 in interleaved and auto, 2 in zbv and dualpipev."""
     recompute: RecomputeName | tuple[RecomputeName, ...] = "none"
     """full: keep only the input of each unit, such as a block, and run it again in backward; selective: run again what
     is cheap for its size; or an array of a word for each pipeline stage, such as ["full", "none"]."""
