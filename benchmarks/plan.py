@@ -27,6 +27,7 @@ SEARCHES = (
     ("llama3-8b", 8, 8192, 512, "h100"),
     ("llama3-405b", 16_384, 8192, 2048, "h100"),
     ("megatron-1t", 10_000, 2048, 3072, "h100"),
+    ("llama3-70b", 60, 8192, 500, "h100"),
 )
 ROUNDS = 5
 PROCESS = "plan llama3-405b --gpus 1024 --gpu h100 --seq 8192 --global-batch 512 --tp 8 --pp 8 --virtual 4 --zero 1"

@@ -15,7 +15,7 @@ from trigrid.cli import app
 HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
 COMMANDS = (
     *("train", "parity", "prove", "init", "schema", "data prepare", "data inspect"),
-    *("plan", "models", "gpus", "validate"),
+    *("plan", "simulate", "models", "gpus", "validate"),
 )
 LIGHT = (
     ("--help",),
@@ -26,6 +26,7 @@ LIGHT = (
     ("schema", "--markdown"),
     ("train", "examples/tiny-3d.toml", "--dry-run"),
     ("train", "examples/tiny-3d.toml", "--tp", "3", "--dry-run"),
+    ("simulate", "examples/tiny-3d.toml", "--svg", "{folder}/step.svg", "--quiet"),
 )
 LOADED = """\
 import sys

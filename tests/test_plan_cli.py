@@ -315,6 +315,24 @@ def test_a_config_that_is_no_decoder_is_refused(tmp_path: Path) -> None:
     assert "config.json" in refusal(f"plan {config} --gpus 8")
 
 
+def test_degrees_that_the_batch_cannot_feed_are_refused_with_the_equation() -> None:
+    """P26: more data-parallel ranks than sequences, by name, with the numbers and the nearest legal value."""
+    told = refusal("plan llama3-8b --gpus 16 --dp 16 --tp 1 --pp 1 --global-batch 8")
+    equation = "global_batch = dp · micro_batch · accumulation = 16 · 1 · accumulation must hold"
+    assert f"batch.global_batch = 8: {equation}" in told
+    assert "nearest legal: 16" in told
+    world = "gpus = 8: tp · pp · cp · dp = 1 · 1 · 1 · 16 = 16 must not exceed it; nearest legal: 16"
+    assert world in refusal("plan llama3-8b --gpus 8 --dp 16 --tp 1 --pp 1 --cp 1 --global-batch 16")
+
+
+def test_a_cluster_file_that_is_empty_or_not_there_is_told(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    line = "plan llama3-8b --gpus 8 --cluster"
+    assert f"cluster = {empty}: the file is empty; keys of [cluster] are needed" in refusal(f"{line} {empty}")
+    assert f"cluster = {tmp_path}/none.toml: there is no such file" in refusal(f"{line} {tmp_path}/none.toml")
+
+
 def test_mistakes_exit_with_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trigrid", "plan", "llama3-8b", "--gpus", "8", "--tp", "3"],

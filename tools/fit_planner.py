@@ -41,17 +41,30 @@ PRIORS = {
     "hop.nvlink_s": 3e-6,
     "hop.nic_s": 1e-5,
     "step": 0.01,
-    # Without tensor cores an A100 has 78 of 312 TFLOP/s.
-    "gemm.unaligned": 0.25,
+    "launch.blocking": 2e-5,
+    "gemm.half_k": 60.0,
+    "attention.half_sequence": 300.0,
     "attention.unfused.half_k": 64.0,
     "memory.context_bytes": 4.5e8,
     "memory.communicator_bytes": 4e8,
     "memory.workspace_bytes": 1e8,
-    "memory.reserved_share": 0.94,
+    "memory.reserved_share": 0.9,
+    "memory.reserved_share_pipeline": 0.85,
 }
 RIDGE = 0.008
 # Not fitted: from theory or from what no row here can tell.
-FIXED = {"jitter.share", "overlap.slowdown", "interval.time", "interval.memory", "memory.reserved_share_expandable"}
+FIXED = {
+    "jitter.share",
+    "overlap.slowdown",
+    "interval.time",
+    "interval.memory",
+    "memory.reserved_share_expandable",
+    "memory.context_bytes_early",
+    "memory.pair_bytes",
+    "attention.unaligned.volta",
+    "attention.unaligned.ampere",
+    "attention.unaligned.hopper",
+}
 # Which constants are of time; the others are of memory.
 TIME_ONLY = ("gemm", "products", "attention", "hbm", "launch", "nvlink", "nic", "hop", "overlap", "step", "moe")
 GENERATIONS = ("early", "deepspeed", "eager", "fused")
@@ -101,15 +114,16 @@ def feels(name: str, row: Row) -> bool:
             and part != case.software.generation
         ):
             return False
-        if part in GENERATIONS and parts[0] == "attention":
-            if not case.software.kernels.fused_attention:
-                return False
-            if (part == "fused") != (case.software.generation == "fused"):
-                return False
+        if part in ("flash1", "flash2") and (
+            not case.software.kernels.fused_attention or part != case.software.attention
+        ):
+            return False
     many = case.setup.world > case.gpus_per_node
     if name.startswith(("nic.", "hop.nic")) and not many:
         return False
-    if parts[0] == "nic" and (parts[1] == "opa") != (case.fabric == "opa"):
+    if parts[0] == "nic" and (parts[1] if parts[1].startswith("opa") else "") != case.fabric:
+        return False
+    if parts[0] == "launch" and (parts[1] == "blocking") != case.software.blocking:
         return False
     if name == "attention.half_sequence" and not case.software.kernels.fused_attention:
         return False
@@ -119,9 +133,15 @@ def feels(name: str, row: Row) -> bool:
         return False
     if name.startswith("moe") and not case.spec.experts:
         return False
-    if name in ("memory.context_bytes", "memory.communicator_bytes") and case.meter in ("allocated", "reserved"):
+    if name.startswith(("memory.context", "memory.communicator")) and case.meter in ("allocated", "reserved"):
         return False
-    return not (name == "memory.reserved_share" and case.meter == "allocated")
+    if name.startswith("memory.context") and name.endswith("early") != (
+        case.software.generation in ("early", "deepspeed")
+    ):
+        return False
+    if name.startswith("memory.reserved_share"):
+        return case.meter != "allocated" and name.endswith("pipeline") == (case.setup.pp > 1)
+    return True
 
 
 def scored(rows: Iterable[Mapping[str, str]]) -> list[Row]:
@@ -314,7 +334,7 @@ def main() -> None:
             without = fitted(others, values, 3, 40, say)
             mine = [row for row in every if source_of(row["id"]) == source]
             left_out[source] = list(validate(mine, without).rows)
-    page = accuracy_page(report.rows, chosen, held_out, left_out)
+    page = accuracy_page(report.rows, chosen, held_out, left_out, {row.case.id: row.case for row in rows})
     (ROOT / "docs" / "accuracy.md").write_text(page, encoding="utf-8")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ import pytest
 from trigrid.errors import Refused
 from trigrid.job import load_job
 from trigrid.plan.explain import FORMULAS, explain
+from trigrid.plan.figures import figures
 from trigrid.plan.goodput import MTBF_GPU_S, goodput
 from trigrid.plan.memory import RESERVED_ONLY
-from trigrid.plan.plan import DOES_NOT_FIT, SAFE, TIGHT, Plan, as_json, make_plan
+from trigrid.plan.notes import notes
+from trigrid.plan.plan import DOES_NOT_FIT, SAFE, TIGHT, Plan, as_json, make_plan, step_for
 from trigrid.plan.software import SOFTWARE, load_software
 from trigrid.plan.traffic import step_traffic
 from trigrid.spec.cluster import Cluster
@@ -34,6 +38,14 @@ def job(name: str = "llama3-8b", batch: int = 128, sequence: int = 8192, gpu: st
         parallel=Layout(**layout),
         cluster=Cluster(gpu=gpu),
     )
+
+
+def _numbers(told: Any) -> Iterator[float]:
+    for value in told.values() if isinstance(told, dict) else told if isinstance(told, list) else ():
+        if isinstance(value, dict | list):
+            yield from _numbers(value)
+        elif isinstance(value, float):
+            yield value
 
 
 def codes(plan: Plan) -> set[str]:
@@ -63,6 +75,27 @@ def test_the_json_contract() -> None:
     assert told["throughput"]["mfu_causal"] < told["throughput"]["mfu_full_attention"] < 1
     assert all(set(note) == {"code", "message"} for note in told["warnings"])
     assert told["assumptions"]
+
+
+def test_logits_in_pieces_are_planned_as_the_engine_runs_them() -> None:
+    """R89: 4,096 tokens of 128,256 logits over TP 2: the softmax in fp32 is kept and the logits are worked on; in four
+    pieces neither is but for a piece, the head's weight gradient is added up in fp32, and the product runs again."""
+    whole, pieces = (make_plan(job(batch=8, sequence=4096, tp=2, loss_chunks=count)) for count in (1, 4))
+    tokens, logits, hidden = 4096, 128_256 // 2, 4096
+    kept = tokens * hidden * (2 // 2 + 2)
+    spike, summed = tokens * logits * (2 + 4), logits * hidden * 4
+    small = 3 * 4 * tokens + 2 * tokens * hidden
+    held = [plan.stages[0].memory.ledger["logits"] for plan in (whole, pieces)]
+    assert held == [kept + spike, kept + spike // 4 + summed + small]
+    assert pieces.time.parts_s["compute"] > whole.time.parts_s["compute"]
+
+
+def test_inputs_gathered_again_are_planned_as_the_engine_runs_them() -> None:
+    """Korthikanti 2022, section 4.2.2: 1/tp of two inputs a block is kept, for two all-gathers more of the eight."""
+    usual, again = (make_plan(job(batch=8, tp=4, regather=flag)) for flag in (False, True))
+    saved = usual.stages[0].memory.ledger["activations"] - again.stages[0].memory.ledger["activations"]
+    assert saved == 32 * 2 * (2 * 8192 * 4096) * 3 // 4
+    assert again.time.links_s["tp"] / usual.time.links_s["tp"] == pytest.approx(10 / 8, rel=0.01)
 
 
 def test_it_fits_or_not_and_says_by_how_much() -> None:
@@ -134,6 +167,25 @@ def test_zero_3_under_a_pipeline_is_warned_with_what_would_replace_it() -> None:
     assert "zero-traffic" not in codes(make_plan(per_step))
 
 
+def test_more_than_the_peak_is_warned_of() -> None:
+    """P18: a rate that no accelerator can reach means that a shape or a constant is wrong."""
+    base = job(tp=2)
+    plan = make_plan(base)
+    step = step_for(base.model, base.cluster, plan.software, "bf16")
+    found = notes(step, plan.setup, plan.time, 0, plan.ceiling_bytes, 1.03)
+    assert [note.code for note in found] == ["mfu-above-1"]
+    assert found[0].message.startswith("103% of the peak is impossible")
+
+
+def test_a_plan_takes_milliseconds_once_its_pieces_are_priced() -> None:
+    """P22: below 50 ms, on one core and without a GPU; here with four times that for a busy machine."""
+    base = job("llama3-405b", batch=512, tp=8, pp=16, dp=4, recompute="full")
+    make_plan(base)
+    begun = process_time()
+    make_plan(base)
+    assert process_time() - begun < 0.2
+
+
 def test_a_large_bubble_is_warned_of() -> None:
     assert "bubble" in codes(make_plan(job("llama3-70b", batch=16, tp=8, pp=8, dp=2)))
     assert "bubble" not in codes(make_plan(job("llama3-8b", dp=8)))
@@ -141,15 +193,22 @@ def test_a_large_bubble_is_warned_of() -> None:
 
 def test_every_printed_figure_explains_itself() -> None:
     """P8: formula, inputs and source; categories and parts are all among them."""
-    plan = make_plan(job(tp=2, pp=2, dp=4))
-    for stage in plan.stages:
-        assert {f"memory.{name}" for name in stage.memory.ledger.bytes} <= set(FORMULAS)
-    assert {f"time.{name}" for name in plan.time.parts_s} <= set(FORMULAS)
-    for figure in FORMULAS:
+    base = job(tp=2, pp=2, dp=4, dp_replicate=2)
+    plan = make_plan(replace(base, cluster=replace(base.cluster, price=2.0)))
+    known = figures(plan)
+    assert set(known) == set(FORMULAS)
+    for figure, (value, unit) in known.items():
         told = explain(plan, figure)
+        assert (told.value, told.unit) == (value, unit)
         assert told.formula
         assert told.source
-        assert set(told.inputs) == set(FORMULAS[figure].inputs)
+        assert set(told.inputs) == set(FORMULAS[figure].inputs) != set()
+    for told_json in (as_json(plan), plan.training(1e12).__dict__):
+        numbers = list(_numbers(told_json))
+        # Neither counts of a layout nor what is told of each stage are figures with a formula of their own.
+        assert {value for value in numbers if isinstance(value, float)} <= {value for value, _ in known.values()} | {
+            goodput(16).stall_share, goodput(16).lost_share, goodput(16).restart_share
+        }
     weights = explain(plan, "memory.weights")
     assert weights.value == plan.fullest.memory.ledger["weights"]
     assert weights.inputs["policy.weights"] == 2

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from trigrid.job import job_from_text
+from trigrid.plan.layouts import job_of
 from trigrid.plan.plan import make_plan, setup_of, step_for
 from trigrid.plan.search import Searcher, search_layouts
 from trigrid.plan.software import engine_software
-from trigrid.plan.space import KNOBS, Space, job_of
+from trigrid.plan.space import KNOBS, Space
 from trigrid.plan.step import Step
 from trigrid.report.plan import plan_text
 from trigrid.report.search import layout_text

@@ -9,16 +9,17 @@ from itertools import product
 import pytest
 
 from trigrid.job import job_from_text
+from trigrid.plan.layouts import job_of, neutral
 from trigrid.plan.plan import setup_of
 from trigrid.plan.setup import Setup
-from trigrid.plan.software import engine_software
-from trigrid.plan.space import KNOBS, Space, job_of, neutral
+from trigrid.plan.software import load_software
+from trigrid.plan.space import KNOBS, Space
 from trigrid.schedule import NAMES
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 from trigrid.spec.rules import check
 
-BF16 = engine_software("bf16")
+BF16 = load_software("trigrid")
 TEXT = """\
 [model]
 name = "small"

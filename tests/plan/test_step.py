@@ -49,7 +49,7 @@ def test_constants_have_bounds_units_and_provenance(name: str) -> None:
 
 def test_no_constant_is_of_a_source_or_a_model() -> None:
     allowed = {"volta", "ampere", "hopper", "blackwell", "early", "deepspeed", "eager", "fused", "opa"}
-    allowed |= {"half", "fp8", "fp8-rowwise", "unfused"}
+    allowed |= {"half", "fp8", "fp8-rowwise", "unfused", "blocking", "flash1", "flash2"}
     for name in constants():
         for part in name.split(".")[1:]:
             known = part in allowed or "_" in part or part in {"unaligned", "slowdown", "tail", "share", "grouped"}
@@ -272,6 +272,17 @@ def test_asynchronous_tensor_parallelism_gains_what_was_published() -> None:
     assert 1.04 < times[0] / times[1] < 1.15
 
 
+def test_only_copies_of_the_model_wait_for_one_another_once_a_step() -> None:
+    """modelling.md, time item 8."""
+    prices = step()
+    shares = []
+    for setup in (Setup(tp=8, pp=4, microbatches=8), Setup(dp=32), Setup(dp=1024), Setup(dp=512, cp=4)):
+        timed = prices.time(setup._replace(sequence=4096))
+        shares.append(timed.parts_s["jitter"] / (timed.step_s - timed.parts_s["jitter"] - timed.parts_s["fixed"]))
+    share = shipped()["jitter.share"]
+    assert shares == pytest.approx([0.0, share / 2, share, share])
+
+
 def test_small_models_are_bound_by_launches() -> None:
     """P22: a tiny model takes as long with half the tokens."""
     spec = replace(load_model("qwen3-0.6b"), hidden=256, ffn=512, heads=4, kv_heads=4, head_dim=64, vocab=512)
@@ -281,13 +292,44 @@ def test_small_models_are_bound_by_launches() -> None:
 
 
 def test_unaligned_heads_are_slow() -> None:
-    """Heads of 108 elements fall off the tensor cores' path in unfused attention (BigScience's 128-head runs)."""
+    """Heads of 108 elements fall off the tensor cores' path in unfused attention (BigScience's 128-head runs), to the
+    FP32 units, which have 19.5 of 312 TFLOP/s; heads of 112 do not."""
     spec = replace(load_model("gpt3-175b"), hidden=13824, ffn=4 * 13824)
-    wide, odd = (replace(spec, heads=heads, kv_heads=heads, head_dim=13824 // heads) for heads in (96, 128))
+    wide, near, odd = (replace(spec, heads=128, kv_heads=128, head_dim=dim) for dim in (144, 112, 108))
     machine = make_machine(load_gpu("a100"))
     setup = Setup(tp=8, sequence=2048, recompute="full", sequence_parallel=False)
-    times = [Step(s, machine, SOFTWARE["megatron-deepspeed"]).time(setup).parts_s["compute"] for s in (wide, odd)]
-    assert times[1] > 1.05 * times[0]
+    software = SOFTWARE["megatron-deepspeed"]
+    times = [Step(s, machine, software).time(setup).parts_s["compute"] for s in (wide, near, odd)]
+    assert times[1] < times[0] < times[2]
+    assert times[2] > 1.1 * times[1]
+    fused = replace(software, kernels=replace(software.kernels, fused_attention=True))
+    assert Step(odd, machine, fused).time(setup).step_s < Step(wide, machine, fused).time(setup).step_s
+
+
+def test_a_host_that_waits_for_every_kernel_costs_their_launches() -> None:
+    """CUDA_LAUNCH_BLOCKING=1: a fixed time per microbatch, whatever its size."""
+    spec, machine = load_model("gpt3-175b"), make_machine(load_gpu("a100"))
+    plain = SOFTWARE["megatron-deepspeed"]
+    extra = []
+    for micro_batch in (1, 4):
+        setup = Setup(tp=8, micro_batch=micro_batch, sequence=2048, recompute="full", sequence_parallel=False)
+        times = [Step(spec, machine, replace(plain, blocking=b)).time(setup).parts_s["compute"] for b in (False, True)]
+        extra.append(times[1] - times[0])
+    assert extra[1] == pytest.approx(extra[0])
+    assert 0.1 < extra[0] < 1.0
+
+
+def test_ranks_far_from_their_nic_are_slower() -> None:
+    machines = [make_machine(load_gpu("a100"), fabric=fabric) for fabric in ("", "opa", "opa_far")]
+    assert machines[0].nic >= machines[1].nic > machines[2].nic
+
+
+def test_a_loss_of_one_kernel_each_way_moves_a_quarter() -> None:
+    spec, software = load_model("llama3-8b"), SOFTWARE["fsdp"]
+    kernels = [replace(software.kernels, loss=loss) for loss in ("in-place", "unfused")]
+    times = [Step(spec, H100, replace(software, kernels=k)).time(Setup(sequence=4096)).step_s for k in kernels]
+    moved = 9 * 4096 * spec.vocab * 2 / (H100.gpu.hbm_Bps * shipped()["hbm.eager"])
+    assert times[1] - times[0] == pytest.approx(moved, rel=0.05)
 
 
 def test_an_imbalance_of_experts_costs_time() -> None:

@@ -40,6 +40,46 @@ def test_the_rate_of_a_nic_is_read_from_the_notes(row: str, bytes_per_s: float) 
     assert read_case(ROWS[row]).nic_Bps == bytes_per_s
 
 
+def test_what_the_evidence_itself_doubts_is_not_scored() -> None:
+    """bs22-034: memory far above its neighbour with twice the micro-batch; bs22-040: columns swapped."""
+    memory, time = (judge(ROWS[name], Planner()) for name in ("bs22-034", "bs22-040"))
+    assert memory.time_used
+    assert not memory.memory_used
+    assert time.memory_used
+    assert not time.time_used
+    packed = judge(ROWS["tune-003"], Planner())
+    assert packed.memory_used
+    assert not packed.time_used
+    assert "share of the blocks" in judge(ROWS["fms-007"], Planner()).skipped_because
+    assert judge({**ROWS["fms-007"], "recompute_fraction": "0.5"}, Planner()).time_used
+    untimed = {name: "" for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")}
+    doubted = judge({**ROWS["bs22-034"], **untimed}, Planner())
+    assert "the evidence doubts its memory: memory (about 45 expected" in doubted.skipped_because
+
+
+def test_what_a_source_says_of_its_runs_is_read() -> None:
+    """BigScience: launches waited for, nodes before and after NUMA binding, and DeepSpeed's bf16 optimizer."""
+    early, late, single = (read_case(ROWS[name]) for name in ("bs22-027", "bs22-065", "bs22-135"))
+    assert early.setup == late.setup
+    assert (early.fabric, late.fabric) == ("opa_far", "opa")
+    assert early.software.blocking
+    assert late.software.blocking
+    assert not single.software.blocking
+    assert single.software.policy.name == "deepspeed-half"
+    assert read_case(ROWS["bs22-127"]).software.policy.name == "deepspeed-bf16"
+    assert not read_case(ROWS["mci-019"]).software.kernels.fused_attention
+    assert read_case({**ROWS["bs22-027"], "notes": "CUDA_LAUNCH_BLOCKING=1", "source": "a user"}).software.blocking
+    assert read_case(ROWS["bs22-138"]).spec.vocab == 250880
+
+
+def test_deepspeed_fills_stages_in_turn() -> None:
+    """78 layers on 12 stages are seven each and one at the end, as the source says; 72 are six each."""
+    assert read_case(ROWS["bs22-087"]).setup.stage_layers == (*[7] * 11, 1)
+    assert read_case(ROWS["bs22-065"]).setup.stage_layers == ()
+    odd = read_case({**ROWS["bs22-065"], "layers": "25", "pp": "12", "dp": "4"})
+    assert odd.setup.stage_layers == (*[3] * 6, 2, *[1] * 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

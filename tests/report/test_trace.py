@@ -66,7 +66,7 @@ def test_a_trace_is_as_the_format_prescribes(flags: tuple[str, ...], tmp_path: P
         mine = [event["args"]["bytes"] for event in counters if event["pid"] == rank]
         assert mine[0] == mine[-1] == played.stages.state_bytes[rank] < max(mine)
     last = max(event["ts"] + event.get("dur", 0) for event in events if event["ph"] == "X")
-    assert last == pytest.approx(played.step_s * 1e6, rel=1e-9)
+    assert last == pytest.approx(played.step_s * 1e6, abs=0.01)
     assert file["otherData"]["step_s"] == played.step_s
 
 
@@ -76,11 +76,17 @@ def _threads_do_one_thing_at_a_time_and_have_names(events: list[dict[str, Any]])
     for event in events:
         if event["ph"] == "X":
             assert event["dur"] >= 0
-            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+            start, took = (round(1000 * event[key]) for key in ("ts", "dur"))
+            assert (start / 1000, took / 1000) == (event["ts"], event["dur"])
+            threads[event["pid"], event["tid"]].append((start, start + took))
     assert set(threads) == named
+    # Perfetto takes a number of a thread that comes twice for one thread, and one of a process for its main thread.
+    numbers = Counter(tid for _, tid in named)
+    assert set(numbers.values()) == {1}
+    assert not numbers.keys() & {event["pid"] for event in events}
     for spans in threads.values():
         spans.sort()
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(spans))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def _flows_begin_and_end_in_spans(events: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from trigrid.schedule import (
     make_schedule,
     order_of,
     peak_bytes,
+    rank_peak_bytes,
     replay,
 )
 
@@ -69,3 +70,18 @@ def test_the_peak_is_the_maximum_over_time_whatever_the_durations(
         assert [when for when, _ in changes] == sorted(when for when, _ in changes)
         assert changes[-1][1] == 0
         assert 1 <= flight.until_input <= flight.until_weight
+
+
+@given(
+    st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 60), st.integers(1, 3), st.randoms(use_true_random=False)
+)
+@settings(max_examples=150, deadline=None)
+def test_one_rank_is_counted_without_the_others_and_without_the_rounds_that_repeat(
+    name: str, pp: int, microbatches: int, v: int, random: Random
+) -> None:
+    schedule = make_schedule(name, pp, microbatches, v if name == "interleaved" else None)
+    held, left = ([random.randint(0, 50) for _ in range(schedule.stages)] for _ in range(2))
+    for rank, peak in enumerate(peak_bytes(schedule, held, left)):
+        mine = [stage for stage, holder in enumerate(schedule.placement) if holder == rank]
+        own, later = [held[stage] for stage in mine], [left[stage] for stage in mine]
+        assert rank_peak_bytes(name, pp, microbatches, rank, own, later) == peak

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         "trigrid plan llama3-405b --gpus 1024 --tp 8 --pp 8 --virtual 4 --zero 1",
         "trigrid plan --params 300B --gpus 4096 --tokens 15T --price 2.5",
         "trigrid plan examples/llama3-405b.toml --sensitivity",
+        "trigrid plan job.toml --schedule auto --balance --save balanced.toml",
         "trigrid plan llama3-70b --gpus 64 --save job.toml --export megatron",
     )
 )
@@ -43,11 +44,14 @@ def plan(
         bool, Parameter(negative="", help="Search a job file's layout, too; flags fix what they give.")
     ] = False,
     explain: Annotated[
-        str | None, Parameter(help="Formula, inputs and source of a figure: step_s, memory.activations, time.tp, …")
+        str | None, Parameter(help="Formula, inputs and source of a printed figure: step_s, memory.logits, links.tp, …")
     ] = None,
     sensitivity: Annotated[bool, Parameter(negative="", help="Each knob one notch up and down.")] = False,
     recompute_table: Annotated[
         bool, Parameter(negative="", help="GiB that kinds of recomputation save for each % of the step.")
+    ] = False,
+    balance: Annotated[
+        bool, Parameter(negative="", help="Give stages the layers that make the slowest one fastest.")
     ] = False,
     save: Annotated[Path | None, Parameter(help="Write the planned job to this file.")] = None,
     export: Annotated[
@@ -63,10 +67,11 @@ def plan(
     values of a job. Degrees and policies that a model is not given are searched. Exits with 1 where nothing fits.
     """
     from trigrid.job.ask import ask
+    from trigrid.plan.figures import memory_wall
     from trigrid.plan.plan import as_json as plan_json
     from trigrid.plan.shape import RULE, read_size
     from trigrid.report.console import Console
-    from trigrid.report.plan import memory_wall, plan_text
+    from trigrid.report.plan import plan_text
 
     console = Console(quiet)
     trained = read_size(tokens, "tokens")
@@ -77,6 +82,9 @@ def plan(
         asked = replace(asked, assumed=(RULE, *asked.assumed))
     trainer = _software(asked.job, software, policy)
     planned, lines, answers = _searched(asked, trainer)
+    if balance:
+        planned, line, answers["balance"] = _balanced(planned)
+        lines = [line, *lines]
     if save:
         _save(planned.job, save)
         console.say(f"{save} is written; next:  trigrid train {save} --dry-run")
@@ -89,7 +97,7 @@ def plan(
         else:
             print(text)
     elif explain or sensitivity or recompute_table:
-        texts, answers = _asides(planned, asked.gpus, explain, sensitivity, recompute_table)
+        texts, answers = _asides(planned, asked.gpus, trained, explain, sensitivity, recompute_table)
         if as_json:
             print_json(answers)
         else:
@@ -119,7 +127,7 @@ def _software(job: Job, name: str | None, policy: str | None) -> Software:
     from trigrid.errors import Problem, Refused
     from trigrid.plan.software import POLICIES, engine_software, load_software
 
-    found = load_software(name) if name and name != "trigrid" else engine_software(job.run.precision)
+    found = load_software(name) if name and name != "trigrid" else engine_software(job)
     if policy is None:
         return found
     if policy not in POLICIES:
@@ -132,16 +140,20 @@ def _searched(asked: Asked, software: Software) -> tuple[Plan, list[str], dict[s
     """The plan, what a search has to say beside it, and the same as JSON."""
     from trigrid.errors import Problem, Refused
     from trigrid.plan.around import reasons
+    from trigrid.plan.auto import auto_job, named_job
     from trigrid.plan.changes import changes_that_fit, nearest_batch
     from trigrid.plan.plan import make_plan
     from trigrid.plan.search import search_layouts
     from trigrid.report.search import change_lines, search_json, search_lines
 
-    found = search_layouts(asked.job, software, open=asked.open, gpus=asked.gpus)
+    made = asked.job.parallel.schedule == "auto"
+    # A layout is searched with the named schedule of as many stages; then one is made for it.
+    job = named_job(asked.job) if made else asked.job
+    found = search_layouts(job, software, open=asked.open, gpus=asked.gpus)
     if found is None:
         reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
         raise Refused([Problem("gpus", asked.gpus, reason)])
-    planned = make_plan(found.job, software)
+    planned = make_plan(auto_job(found.job) if made else found.job, software)
     changes = () if found.ranked else changes_that_fit(found)
     batch = nearest_batch(found)
     if not asked.open:
@@ -152,10 +164,23 @@ def _searched(asked: Asked, software: Software) -> tuple[Plan, list[str], dict[s
     return planned, lines, {"search": search_json(found, whys, changes, batch)}
 
 
+def _balanced(planned: Plan) -> tuple[Plan, str, dict[str, object]]:
+    """The plan with the best split of its layers, what that changes in words, and as JSON."""
+    from textwrap import indent
+
+    from trigrid.plan.balance import balanced_job
+    from trigrid.plan.plan import make_plan
+    from trigrid.report.balance import balance_json, balance_text
+
+    split = balanced_job(planned.job, planned.software)
+    return make_plan(split.job, planned.software), indent(balance_text(split), "  "), balance_json(split)
+
+
 def _asides(
-    planned: Plan, gpus: int, figure: str | None, notches: bool, recomputation: bool
+    planned: Plan, gpus: int, tokens: float, figure: str | None, notches: bool, recomputation: bool
 ) -> tuple[list[str], dict[str, object]]:
     """Answers to single questions about a plan, as text and as JSON."""
+    from trigrid.errors import Problem, Refused
     from trigrid.plan.around import recompute_table, sensitivity
     from trigrid.plan.explain import explain
     from trigrid.report.search import (
@@ -166,10 +191,13 @@ def _asides(
         sensitivity_text,
     )
 
+    if (notches or recomputation) and planned.job.parallel.schedule == "auto":
+        reason = "neighbours of a layout are priced with named schedules only"
+        raise Refused([Problem("parallel.schedule", "auto", reason, (planned.facts["schedule"],))])
     texts: list[str] = []
     answers: dict[str, object] = {}
     if figure:
-        found = explain(planned, figure)
+        found = explain(planned, figure, tokens)
         texts.append(explanation_text(found))
         answers["explanation"] = {**found._asdict(), "inputs": dict(found.inputs)}
     if notches:

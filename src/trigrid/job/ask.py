@@ -13,8 +13,9 @@ from trigrid.job.keys import Table
 from trigrid.job.resolve import resolve
 from trigrid.job.sources import Document, Given, read_document, read_sources
 from trigrid.job.writing import plain
+from trigrid.plan.layouts import neutral
 from trigrid.plan.shape import read_size, shape_of_size
-from trigrid.plan.space import KNOBS, neutral
+from trigrid.plan.space import KNOBS
 from trigrid.spec.batch import NOT_GIVEN
 from trigrid.spec.gpu import load_gpu
 from trigrid.spec.job import Job

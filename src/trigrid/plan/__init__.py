@@ -1,14 +1,18 @@
 """What a job will need, in closed form.
 
 setup.py     one layout with its batch as plain numbers
-memory.py    bytes of each stage by category
+memory.py    bytes of each stage by category; beside.py: allocator, context, communicators; elements.py: of buckets
 compute.py   seconds of a unit's operations; network.py: of collectives, from where the ranks sit
 step.py      seconds of a step, in closed form or with the schedule replayed
-plan.py      the plan of a job; explain.py and notes.py: its figures' formulas, its warnings
-space.py     every legal layout; bounds.py: what no replay can beat; search.py: the best of them
+plan.py      the plan of a job; figures.py and explain.py: its figures and their formulas;
+             notes.py: its warnings
+space.py     every legal layout; bounds.py: what no replay can beat; search.py: the best of
+             them, told by found.py
 around.py    each knob one notch away, and why; changes.py: what would fit
-shape.py     a model by its size
+shape.py     a model by its size; layouts.py: jobs of candidates
 validate.py  plans beside published measurements
+stages.py    the stages of a pipeline: times and bytes; balance.py: how many layers each gets
+simulate.py  a step played; stragglers.py: with slow ranks, jitter and failures; auto.py: the schedule made for it
 traffic.py   every collective and message of the engine's step, counted
 state.py     bytes of weights, gradients and optimizer on one rank
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from trigrid.errors import Problem, Refused
+from trigrid.plan.found import Found
+from trigrid.plan.layouts import neutral
 from trigrid.plan.plan import Plan, make_plan
-from trigrid.plan.search import Found, search_layouts
+from trigrid.plan.search import search_layouts
 from trigrid.plan.software import Software, load_software
-from trigrid.plan.space import KNOBS, neutral
+from trigrid.plan.space import KNOBS
 from trigrid.spec.cluster import Cluster
 from trigrid.spec.gpu import load_gpu
 from trigrid.spec.job import Batch, Job, Run
@@ -59,6 +61,9 @@ def search(
     known = {*KNOBS, *Layout.__dataclass_fields__}
     if unknown := [name for name in fixed if name not in known]:
         raise Refused([Problem(unknown[0], fixed[unknown[0]], "no knob of a layout has this name", tuple(KNOBS))])
+    if fixed.get("schedule") == "auto":
+        reason = "is made for one layout: search with a named schedule, then plan the layout found with auto"
+        raise Refused([Problem("schedule", "auto", reason, ("1f1b", "interleaved"))])
     micro_batch = fixed.get("micro_batch", 1)
     assert isinstance(micro_batch, int)
     stated = {name: value for name, value in fixed.items() if name != "micro_batch"}

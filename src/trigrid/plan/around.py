@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from trigrid.plan.found import Found
+from trigrid.plan.layouts import job_of
 from trigrid.plan.plan import number_format, setup_of, step_for
-from trigrid.plan.search import Found, selective_drops
+from trigrid.plan.search import selective_drops
 from trigrid.plan.setup import Setup
 from trigrid.plan.software import Software
-from trigrid.plan.space import KNOBS, Space, job_of
+from trigrid.plan.space import KNOBS, Space
 from trigrid.plan.step import Step
 from trigrid.schedule import NAMES
 from trigrid.spec.gpu import GIB, gpus
 from trigrid.spec.job import Job
-from trigrid.spec.layout import V_SHAPED
+from trigrid.spec.layout import V_SHAPED, Layout
 from trigrid.spec.rules import check
+
+ENGINE = "trigrid"
+"""The software whose kernels a job decides."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,29 @@ class Around:
         copies = setup.dp_replicate if dp % setup.dp_replicate == 0 else 1
         return setup._replace(dp=dp, microbatches=batch, dp_replicate=copies, stage_layers=())
 
+    # Kernels
+
+    def kernels(self) -> Iterator[Move]:
+        """What the engine keeps for backward of gathered inputs and of logits, the other way; other trainers have no
+        such keys."""
+        layout = self.job.parallel
+        if self.software.name != ENGINE:
+            return
+        changes: list[tuple[str, object]] = []
+        if layout.tp > 1 and layout.sequence_parallel:
+            changes.append(("regather", not layout.regather))
+        pieces = (1, 4 * layout.loss_chunks) if layout.loss_chunks > 1 else (4, 16)
+        changes += [("loss_chunks", count) for count in pieces]
+        for knob, value in changes:
+            changed = replace(self.job, parallel=replace(layout, **{knob: value}))  # type: ignore[arg-type]
+            shown = str(value).lower()
+            if problems := check(changed):
+                yield Move(knob, shown, None, problems[0].reason)
+                continue
+            software = _keeping(self.software, changed.parallel)
+            step = step_for(changed.model, changed.cluster, software, number_format(changed))
+            yield Move(knob, shown, self.price(self.setup, step))
+
     # Beyond the layout
 
     def surroundings(self) -> Iterator[Move]:
@@ -215,10 +244,10 @@ def reasons(found: Found) -> tuple[Why, ...]:
 
 
 def sensitivity(job: Job, software: Software, available: int | None = None) -> tuple[Around, tuple[Move, ...]]:
-    """Every knob one notch up and down, then batch, sequence and cluster."""
+    """Every knob one notch up and down, then kernels, batch, sequence and cluster."""
     around = Around(job, software, available)
     moves = [move for knob in KNOBS for move in around.moves(knob)]
-    return around, (*moves, *around.surroundings())
+    return around, (*moves, *around.kernels(), *around.surroundings())
 
 
 # Recomputation
@@ -226,7 +255,8 @@ def sensitivity(job: Job, software: Software, available: int | None = None) -> t
 
 @dataclass(frozen=True)
 class Recompute:
-    """A kind of recomputation against none: bytes saved on the fullest stage, share of the step that it costs."""
+    """A way to keep less for backward, against keeping all: bytes saved on the fullest stage, share of the step that
+    it costs."""
 
     what: str
     bytes: float
@@ -241,16 +271,33 @@ class Recompute:
 
 
 def recompute_table(job: Job, software: Software) -> tuple[Recompute, ...]:
-    """No recomputation, then each kind, that which saves most for its time first."""
-    around = Around(job, software)
-    base = around.price(around.setup._replace(recompute="none"), around.step)
+    """No recomputation, then each kind, that which saves most for its time first: of blocks, of what sequence
+    parallelism gathers, and of the logits, the last two as far as the software can."""
+    layout = replace(job.parallel, regather=False, loss_chunks=1, recompute="none")
+    around = Around(replace(job, parallel=layout), _keeping(software, layout))
+    base = around.here
     kinds = [("selective", "selective", 1.0)]
     kinds += [(f"full, {share:.0%} of the blocks", "full", share) for share in (0.25, 0.5, 0.75, 1.0)]
+    tried = [
+        (what, around.price(around.setup._replace(recompute=mode, recomputed=share), around.step))
+        for what, mode, share in kinds
+    ]
+    names = {"regather": "regather", "loss_chunks": "loss in {} chunks"}
+    tried += [(names[move.knob].format(move.value), move.price) for move in around.kernels() if move.price]
     found = []
-    for what, mode, share in kinds:
-        priced = around.price(around.setup._replace(recompute=mode, recomputed=share), around.step)
+    for what, priced in tried:
         saved, cost = base.bytes - priced.bytes, priced.step_s / base.step_s - 1
-        if saved > 0:
+        # Chunks of the loss save nothing where another stage than the last is the fullest: that is worth a line.
+        if saved > 0 or what.startswith("loss"):
             found.append(Recompute(what, priced.bytes, priced.step_s, saved, cost))
     ranked = sorted(found, key=lambda row: -row.gib_per_percent)
     return (Recompute("none", base.bytes, base.step_s, 0.0, 0.0), *ranked)
+
+
+def _keeping(software: Software, layout: Layout) -> Software:
+    """`software` as it runs `layout`; of another trainer a job does not say what its kernels keep."""
+    if software.name != ENGINE:
+        return software
+    loss: Literal["pieces", "fused"] = "pieces" if layout.loss_chunks > 1 else "fused"
+    kernels = replace(software.kernels, regather=layout.regather, loss=loss, pieces=layout.loss_chunks)
+    return replace(software, kernels=kernels)

@@ -12,12 +12,14 @@ its first backward.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from math import log2
 from operator import mul
 from typing import NamedTuple
 
-from trigrid.plan.memory import communicators
+from trigrid.plan.pipeline import Slowest, least_s
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup
+from trigrid.plan.space import Degrees
 from trigrid.plan.step import Step
 
 Counts = tuple[int, ...]
@@ -31,6 +33,16 @@ class Rank(NamedTuple):
     before: Counts
     first: bool
     last: bool
+
+
+class Places(NamedTuple):
+    """The ranks that may be the slowest: the first with most blocks, and the last; the chunks of the first rank; the
+    last stage; and the fewest blocks of each kind that any stage has."""
+
+    ranks: tuple[Rank, ...]
+    first: tuple[Counts, ...]
+    last: Counts
+    least: Counts
 
 
 class Units(NamedTuple):
@@ -60,19 +72,19 @@ class Bounds:
         # Without the pipeline's stride the other axes are as near as they can be.
         self._order = ("pp", *(axis for axis in setup.order if axis != "pp"))
         self._units: dict[tuple[object, ...], Units] = {}
-        self._ranks: dict[tuple[int, int, bool], tuple[Rank, ...]] = {}
-        self._saved: dict[tuple[object, ...], tuple[float, ...]] = {}
-        self._chunks: dict[tuple[int, int, bool], tuple[Counts, ...]] = {}
+        self._placed: dict[tuple[int, int, bool], Places] = {}
+        self._kept: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._held: dict[tuple[str, int, int, int], Counts] = {}
+        self._runtime: dict[tuple[object, ...], float] = {}
         self._state: dict[tuple[object, ...], int] = {}
         values = step.machine.values
+        self._factors: dict[int, float] = {}
         self._jitter = values["jitter.share"] / 10
-        self._context_bytes, self._communicator_bytes = (
-            values["memory.context_bytes"],
-            values["memory.communicator_bytes"],
-        )
         self._fixed = values[f"step.{step.software.generation}"]
 
-    def units(self, tp: int, cp: int, ep: int, micro_batch: int, recompute: str) -> Units:
+    def units(self, tp: int, cp: int, ep: int, micro_batch: int, recompute: str | tuple[str, ...]) -> Units:
+        if not isinstance(recompute, str):
+            recompute = "none"
         key = (tp, cp, ep, micro_batch, recompute)
         found = self._units.get(key)
         if found is None:
@@ -94,7 +106,7 @@ class Bounds:
                 stage_layers=ends,
                 order=self._order,
             )
-            first, *blocks, last = self.step.stages(setup)
+            first, *blocks, last = self.step.pipeline(setup).stages
             chunks = (first, *blocks, last)
             found = self._units[key] = Units(
                 forward=tuple(c.forward_s / max(1, n) for c, n in zip(blocks, self.counts, strict=True)),
@@ -108,33 +120,36 @@ class Bounds:
             )
         return found
 
-    def ranks(self, setup: Setup) -> tuple[Rank, ...]:
-        """The ranks that may be the slowest: the first with most blocks, and the last."""
+    def _places(self, setup: Setup) -> Places:
         key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED)
-        found = self._ranks.get(key)
+        found = self._placed.get(key)
         if found is None:
             held, memory = self.step.memory.held(setup), self.step.memory
             split = setup.layers_of(self.step.spec.layers)
+            before = list(accumulate(split, initial=0))
+            stages = [self._vector(memory.kinds(first, n)) for first, n in zip(before, split, strict=False)]
             chosen = {max(range(setup.pp), key=lambda rank: held[rank].layers), setup.pp - 1}
-            found = self._ranks[key] = tuple(
+            ranks = tuple(
                 Rank(
                     self._vector(held[rank].parts),
-                    self._vector(memory.kinds(0, sum(split[: held[rank].stages[0]]))),
+                    self._vector(memory.kinds(0, before[held[rank].stages[0]])),
                     held[rank].first,
                     held[rank].last,
                 )
                 for rank in chosen
             )
+            first = tuple(stages[stage] for stage in held[0].stages)
+            found = self._placed[key] = Places(ranks, first, stages[-1], tuple(map(min, zip(*stages, strict=True))))
         return found
 
     def _vector(self, parts: Iterable[tuple[str, int]]) -> Counts:
         counts = dict(parts)
         return tuple(counts.get(kind, 0) for kind in self.kinds)
 
-    def ideal_s(self, setup: Setup) -> float:
-        """Seconds if the work were spread evenly and nobody waited: a bound for all schedules of these degrees."""
-        units = self.units(setup.tp, setup.cp, setup.ep, setup.micro_batch, setup.recompute)
-        return self._with_jitter(setup, setup.microbatches * units.work_s / setup.pp)
+    def ideal_s(self, grid: Degrees, micro_batch: int, microbatches: int, recompute: str | tuple[str, ...]) -> float:
+        """Seconds if the work were spread evenly and nobody waited: a bound for all schedules."""
+        units = self.units(grid.tp, grid.cp, grid.ep, micro_batch, recompute)
+        return self._with_jitter(grid.dp * grid.cp, microbatches * units.work_s / grid.pp)
 
     def step_s(self, setup: Setup) -> float:
         """Seconds that no replay of `setup` beats."""
@@ -142,7 +157,7 @@ class Bounds:
         m, split = setup.microbatches, setup.schedule in SPLIT_BACKWARD
         passed = units.forward if split else units.whole
         best = units.through_s
-        for blocks, before, first, last in self.ranks(setup):
+        for blocks, before, first, last in self._places(setup).ranks:
             load = sum(map(mul, blocks, units.whole))
             fill = sum(map(mul, before, passed))
             if first:
@@ -152,14 +167,37 @@ class Bounds:
             if last:
                 load += units.head[1]
             best = max(best, m * load + fill)
+            if last and setup.schedule == "interleaved" and setup.virtual > 1:
+                best = max(best, self._last_round_s(setup, units, blocks, before))
+        if split or setup.schedule == "interleaved":
+            best = max(best, least_s(setup, self._fastest(setup, units)))
         if split:
             best = max(best, self._first_rank_s(setup, units))
-        return self._with_jitter(setup, best)
+        return self._with_jitter(setup.dp * setup.cp, best)
+
+    def _last_round_s(self, setup: Setup, units: Units, blocks: Counts, before: Counts) -> float:
+        """Before the last round of microbatches goes back through all stages, the last rank has done the forwards and
+        all backwards of the rounds before; that round may be smaller than the pipeline is deep."""
+        pp, m, v = setup.pp, setup.microbatches, setup.virtual
+        last = (m - 1) % pp + 1
+        ahead = max(0, last * v - (v - 1) * pp - 1)
+        fill: float = sum(map(mul, before, units.forward)) + units.embedding[0]
+        forward = sum(map(mul, blocks, units.forward)) + units.head[0]
+        backward = sum(map(mul, blocks, units.whole)) + units.head[1] - forward
+        chunk = sum(map(mul, self._places(setup).last, units.forward)) + units.head[0]
+        back_s: float = (m - last) * backward + units.work_s - units.forward_s
+        return float(fill + m * forward - ahead * chunk + back_s)
+
+    def _fastest(self, setup: Setup, units: Units) -> Slowest:
+        """The least that any stage takes for each of the three; embedding and head only make a stage slower."""
+        blocks = self._places(setup).least
+        forward, into = sum(map(mul, blocks, units.forward)), sum(map(mul, blocks, units.into))
+        return Slowest(forward, into, max(0.0, sum(map(mul, blocks, units.whole)) - forward - into))
 
     def _first_rank_s(self, setup: Setup, units: Units) -> float:
         """The first rank's work, and its wait for the first microbatch to come back, less the forwards meanwhile."""
         pp, m, v_shaped = setup.pp, setup.microbatches, setup.schedule in V_SHAPED
-        chunks = self._chunks_of_first(setup)
+        chunks = self._places(setup).first
         own_s: float = sum(map(mul, chunks[0], units.forward)) + units.embedding[0]
         load: float = sum(sum(map(mul, chunk, units.whole)) for chunk in chunks) + units.embedding[1]
         forwards = min(m, 2 * pp - 1 if v_shaped else pp)
@@ -171,15 +209,26 @@ class Bounds:
         waits_s: float = max(0.0, back_s - (forwards - 1) * own_s)
         return m * load + waits_s
 
-    def _chunks_of_first(self, setup: Setup) -> tuple[Counts, ...]:
-        placed = (setup.pp, setup.virtual, setup.schedule in V_SHAPED)
-        chunks = self._chunks.get(placed)
-        if chunks is None:
-            chunks = self._chunks[placed] = tuple(map(self._vector, self.step.memory.held(setup)[0].chunks))
-        return chunks
+    def sharded_s(self, setup: Setup) -> float:
+        """Seconds that the first rank works and moves weights and gradients of each use: what `step_s` leaves out."""
+        gather, reduce, _ = self.step.transfers(setup)
+        moved = (2 * gather if setup.gather_per_use else 0.0) + (reduce if setup.reduce_per_microbatch else 0.0)
+        if not moved:
+            return 0.0
+        units = self.units(setup.tp, setup.cp, setup.ep, setup.micro_batch, setup.recompute)
+        load = sum(sum(map(mul, chunk, units.whole)) for chunk in self._places(setup).first) + units.embedding[1]
+        both = max(load, moved) if self.step.software.prefetched else load + moved
+        return self._with_jitter(setup.dp * setup.cp, setup.microbatches * both)
 
-    def _with_jitter(self, setup: Setup, seconds: float) -> float:
-        return seconds * (1 + self._jitter * min(10.0, log2(setup.world))) + self._fixed
+    def finish_s(self, setup: Setup) -> float:
+        """Seconds that a step takes beyond its pipeline, with their jitter: they add to both bounds."""
+        return self._with_jitter(setup.dp * setup.cp, self.step.finish_s(setup)) - self._fixed
+
+    def _with_jitter(self, copies: int, seconds: float) -> float:
+        factor = self._factors.get(copies)
+        if factor is None:
+            factor = self._factors[copies] = 1 + self._jitter * min(10.0, log2(copies))
+        return seconds * factor + self._fixed
 
     def state_bytes(self, setup: Setup) -> int:
         """State of the first pipeline rank."""
@@ -195,22 +244,33 @@ class Bounds:
 
     def activation_bytes(self, setup: Setup) -> float:
         """What the first pipeline rank keeps of blocks before its first backward, at least."""
-        cut = setup.cut
-        kept = self._saved.get((cut, setup.recompute))
+        key = (setup.tp, setup.cp, setup.micro_batch, setup.recompute)
+        kept = self._kept.get(key)
         if kept is None:
-            mode = "none" if setup.recompute == "full" else setup.recompute
-            units = [self.step.memory.unit(kind, cut, mode) for kind in self.kinds]
-            kept = tuple(unit.kept if setup.recompute == "full" else unit.saved for unit in units)
-            self._saved[cut, setup.recompute] = kept
-        total = 0.0
-        for microbatches, blocks in zip(first_in_flight(setup), self._chunks_of_first(setup), strict=False):
-            total += microbatches * sum(map(mul, blocks, kept))
+            recompute = setup.recompute if isinstance(setup.recompute, str) else "full"
+            mode = "none" if recompute == "full" else recompute
+            units = [self.step.memory.unit(kind, setup.cut, mode) for kind in self.kinds]
+            kept = self._kept[key] = tuple(unit.kept if recompute == "full" else unit.saved for unit in units)
+        total: float = sum(map(mul, self._blocks_held(setup), kept))
         return total
+
+    def _blocks_held(self, setup: Setup) -> Counts:
+        """Microbatches times blocks of each kind that the first rank holds, at least."""
+        key = (setup.schedule, setup.pp, setup.virtual, setup.microbatches)
+        found = self._held.get(key)
+        if found is None:
+            chunks = zip(first_in_flight(setup), self._places(setup).first, strict=False)
+            columns = zip(*([n * count for count in blocks] for n, blocks in chunks), strict=True)
+            found = self._held[key] = tuple(map(sum, columns))
+        return found
 
     def device_bytes(self, setup: Setup, state: int, activations: float) -> float:
         """Both with what the allocator and the runtime add, at least."""
-        runtime = self._context_bytes + communicators(setup) * self._communicator_bytes
-        return (state + activations) / self.step.memory.reserved_share + runtime
+        degrees = setup[:6]
+        runtime = self._runtime.get(degrees)
+        if runtime is None:
+            runtime = self._runtime[degrees] = self.step.memory.beside.runtime_bytes(setup)
+        return self.step.memory.beside.reserved(setup, state, activations) + runtime
 
 
 def first_in_flight(setup: Setup) -> tuple[int, ...]:

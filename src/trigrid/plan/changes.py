@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from trigrid.errors import Refused
+from trigrid.plan.found import Candidate, Found
+from trigrid.plan.layouts import job_of
 from trigrid.plan.plan import setup_of
-from trigrid.plan.search import Candidate, Found, Searcher
+from trigrid.plan.search import Searcher
 from trigrid.plan.setup import Setup
 from trigrid.plan.software import Software
-from trigrid.plan.space import KNOBS, Space, job_of
+from trigrid.plan.space import KNOBS, Space
 from trigrid.spec.gpu import GIB, gpus
 from trigrid.spec.rules import check
 
 DEGREES = ("tp", "cp", "pp")
-MOST_GPUS = 64
-"""Times as many as asked that are tried to make a job fit."""
+MORE_GPUS = ((5, 4), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (16, 1), (32, 1), (64, 1))
+"""Times as many as asked, as fractions, that are tried in turn to make a job fit."""
 FEW_REPLAYS = 5
 MOST_DEGREES = 8
 """Near those found, for which another global batch is tried."""
@@ -48,13 +50,15 @@ def changes_that_fit(found: Found) -> tuple[Change, ...]:
             before, after = getattr(setup_of(space.job, software), name), getattr(best.setup, name)
             changes.append(Change(f"{knob} {before} → {after}", best.step_s, best.bytes, best.setup))
     changes.sort(key=lambda change: change.step_s)
-    times = 2
-    while times <= MOST_GPUS:
-        best = _best(replace(space, gpus=space.gpus * times, open=space.open | {"dp"}), software)
+    node = space.job.cluster.gpus_per_node
+    for times in MORE_GPUS:
+        gpus, rest = divmod(space.gpus * times[0], times[1])
+        if rest or (gpus > node and gpus % node):
+            continue
+        best = _best(replace(space, gpus=gpus, open=space.open | {"dp"}), software)
         if best:
-            changes.append(Change(f"{space.gpus * times:,} GPUs", best.step_s, best.bytes, best.setup))
+            changes.append(Change(f"{gpus:,} GPUs", best.step_s, best.bytes, best.setup))
             break
-        times *= 2
     return (*changes, *_elsewhere(found))
 
 

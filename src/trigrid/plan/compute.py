@@ -3,14 +3,15 @@
 Product (m × k by k × n): max(FLOPs ÷ (rate · tiles · k ÷ (k + k½)), bytes ÷ HBM), where `tiles` is the share of the
 last wave of output tiles that is filled, for the best of a few tile shapes. Fused attention: the causal half of the
 scores, backward 2.5 times the forward (Dao 2022). Memory-bound operations: bytes ÷ HBM. A unit takes at least as long
-as the host needs to start its kernels.
+as the host needs to start its kernels; where the host waits for each kernel, as long as both together.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from trigrid.blueprint.claims import Attend, Claims, Gemm, claims
+from trigrid.blueprint.claims import claims
+from trigrid.blueprint.terms import Attend, Claims, Gemm
 from trigrid.plan.constants import of_generation
 from trigrid.plan.machine import Machine
 from trigrid.plan.software import Software
@@ -62,13 +63,14 @@ class Compute:
         alone = values[f"products.{software.generation}"]
         self._rates = {True: alone * machine.gemm_flops(block), False: alone * machine.gemm_flops(self._wide)}
         self._hbm = machine.gpu.hbm_Bps * values[f"hbm.{software.generation}"]
-        self._launch = values[f"launch.{software.generation}"]
-        self._half_k, self._unaligned = values["gemm.half_k"], values["gemm.unaligned"]
+        self._launch = values["launch.blocking" if software.blocking else f"launch.{software.generation}"]
+        self._half_k = values["gemm.half_k"]
         # Clocks under load hold for attention as well: its share is of the sustained peak.
         peak = machine.gpu.peak_flops[self._wide] * machine.gpu.sustained.get(self._wide, 0.8)
-        self._attention = peak * of_generation(values, f"attention.{_attention_kind(software)}", generation)
+        self._attention = peak * of_generation(values, f"attention.{software.attention}", generation)
         self._half_sequence = values["attention.half_sequence"]
         self._half_head = values["attention.unfused.half_k"]
+        self._cores = machine.gpu.peak_flops[self._wide] * of_generation(values, "attention.unaligned", generation)
         self._grouped = values["moe.grouped"]
         self._bytes = software.policy.compute
         self._units: dict[tuple[str, Cut], UnitTime] = {}
@@ -109,12 +111,15 @@ class Compute:
             forward += one
             into += item.backward * each
             kernels += item.kernels
-            if selective == "alternate" or item.scores:
+            cheap = item.again and not (item.gathers and cut.sequence_parallel)
+            if selective == "alternate" or item.scores or cheap:
                 again += one
-        # The host starts kernels while the device works: where it is slower, the device waits for it.
         host = kernels * self._launch
-        slow = max(1.0, host / forward)
-        slow_back = max(1.0, 2 * host / (into + weight))
+        if self.software.blocking:
+            slow, slow_back = 1.0 + host / forward, 1.0 + 2 * host / (into + weight)
+        else:
+            # The host starts kernels while the device works: where it is slower, the device waits for it.
+            slow, slow_back = max(1.0, host / forward), max(1.0, 2 * host / (into + weight))
         return UnitTime(forward * slow, into * slow_back, weight * slow_back, again * slow, attention, routed)
 
     def product_s(self, m: float, n: float, k: float, block: bool) -> float:
@@ -144,16 +149,15 @@ class Compute:
             rate = self._attention * narrow * cut.sequence / (cut.sequence + self._half_sequence)
             forward = flops / 2 / rate
             return forward, BACKWARD_OF_FUSED_ATTENTION * forward, 0.0
-        wide, dim = self._rates[False], attend.qk_dim
-        rate = wide * dim / (dim + self._half_head)
-        # Kernels read 16 bytes at once: heads of no multiple of 8 elements fall off that path.
-        rate *= min(1.0, self._unaligned * dim / 128) if dim % 8 else 1.0
+        dim = attend.qk_dim
+        rate = self._rates[False] * dim / (dim + self._half_head)
+        # The matrix units' kernels read 16 bytes at once; heads that do not begin at such an address run without them.
+        if dim * self._bytes % 16:
+            rate = min(rate, self._cores)
         forward = flops / rate
-        return forward, 2 * forward, forward
-
-
-def _attention_kind(software: Software) -> str:
-    return "fused" if software.generation == "fused" else "eager"
+        # Probabilities take the first of two products; the core as one piece also takes the second.
+        again = forward / 2 if self.software.kernels.selective == "cheap" else forward
+        return forward, 2 * forward, again
 
 
 def _shape(gemm: Gemm, cut: Cut, spec: ModelSpec) -> tuple[float, float, float, float]:

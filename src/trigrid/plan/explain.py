@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 from trigrid.errors import Problem, Refused
+from trigrid.plan.figures import TOKENS, figures, inputs
+from trigrid.plan.step import PARTS
 
 if TYPE_CHECKING:
     from trigrid.plan.plan import Plan
@@ -30,6 +32,13 @@ class Explanation(NamedTuple):
 
 
 LAYOUT = ("tp", "pp", "cp", "dp", "zero")
+MEMORY = tuple(
+    f"memory.{name}"
+    for name in (
+        *("weights", "master", "gradients", "optimizer", "activations", "logits", "transients", "buffers", "workspace"),
+        *("allocator", "runtime"),
+    )
+)
 FORMULAS: Mapping[str, Formula] = {
     "memory.weights": Formula(
         "parameters of the stage ÷ tp × bytes of a weight; none between uses in ZeRO-3",
@@ -71,13 +80,20 @@ FORMULAS: Mapping[str, Formula] = {
     ),
     "memory.workspace": Formula("a constant", ("memory.workspace_bytes",), "plan/constants.toml"),
     "memory.allocator": Formula(
-        "allocated ÷ share − allocated",
-        ("memory.reserved_share", "memory.reserved_share_expandable"),
+        "what comes and goes: allocated ÷ share − allocated",
+        ("memory.reserved_share", "memory.reserved_share_pipeline", "memory.reserved_share_expandable"),
         "plan/constants.toml",
     ),
     "memory.runtime": Formula(
-        "context + communicators × buffers of one",
-        ("memory.context_bytes", "communicators", "memory.communicator_bytes"),
+        "context + communicators × buffers of one + pairs of pipeline neighbours × theirs",
+        (
+            "memory.context_bytes",
+            "memory.context_bytes_early",
+            "communicators",
+            "memory.communicator_bytes",
+            "pairs",
+            "memory.pair_bytes",
+        ),
         "plan/constants.toml",
     ),
     "time.compute": Formula(
@@ -120,11 +136,88 @@ FORMULAS: Mapping[str, Formula] = {
         "bytes of gradients, master and moments of the shard, read and written ÷ HBM", ("zero", "dp"), "plan/step.py"
     ),
     "time.jitter": Formula(
-        "a share of the step that grows with the ranks", ("world", "jitter.share"), "plan/constants.toml"
+        "a share of the step that grows with the copies of the model",
+        ("dp", "cp", "jitter.share"),
+        "plan/constants.toml",
     ),
     "time.fixed": Formula("a constant of the software's generation", ("generation",), "plan/constants.toml"),
+    **{
+        f"links.{name}": Formula(f"seconds of a step for which wires are busy with {what}", names, "plan/network.py")
+        for name, what, names in (
+            ("tp", "tensor parallelism", ("tp", "tier.tp", "nvlink_Bps", "nic_Bps", "microbatches")),
+            ("cp", "context parallelism", ("cp", "tier.cp", "nvlink_Bps", "nic_Bps", "microbatches")),
+            ("ep", "expert parallelism", ("ep", "tier.ep", "nvlink_Bps", "nic_Bps", "microbatches")),
+            ("zero", "ZeRO's collectives of each use", ("zero", "tier.zero", "nvlink_Bps", "nic_Bps", "microbatches")),
+            ("p2p", "stage boundaries", ("pp", "virtual_stages", "nvlink_Bps", "nic_Bps", "microbatches")),
+            ("reduce", "gradients reduced once a step", ("dp", "zero", "tier.zero", "nvlink_Bps", "nic_Bps")),
+            ("gather", "weights gathered once a step", ("dp", "zero", "tier.zero", "nvlink_Bps", "nic_Bps")),
+            ("tied", "the tied embedding's sum", ("vocab", "hidden", "tp", "nvlink_Bps", "nic_Bps")),
+        )
+    },
+    "traffic.tp": Formula(
+        "regions entered and left in forward and backward × micro_batch · sequence · hidden, for each microbatch",
+        ("micro_batch", "microbatches", "sequence", "hidden", "recompute"),
+        "Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2",
+    ),
+    "traffic.zero": Formula(
+        "parameters of the first stage × bytes on the wire × times that they are gathered and reduced a step",
+        ("zero", "gather_per_use", "reduce_per_microbatch", "microbatches"),
+        "Rajbhandari 2020, section 7",
+    ),
+    "traffic.replicate": Formula(
+        "gradients of a shard, summed over its copies", ("dp_replicate", "zero"), "Zhao 2023, section 3.2.2"
+    ),
+    "traffic.pp": Formula(
+        "2 · microbatches · stages of a rank × micro_batch · sequence · hidden (÷ tp where it cuts the sequence)",
+        ("microbatches", "virtual_stages", "micro_batch", "sequence", "hidden", "tp"),
+        "Narayanan 2021, section 2.2",
+    ),
+    "memory.ceiling": Formula("what a process can allocate of the accelerator", ("gpu", "hbm_bytes"), "spec/gpus.toml"),
+    "memory.total": Formula(
+        "sum of the categories, as the device sees it", MEMORY, "the ledger of the fullest stage"
+    ),
+    "memory.allocated": Formula("sum of the categories but allocator and runtime", MEMORY[:-2], "torch's first meter"),
+    "memory.reserved": Formula("sum of the categories but runtime", MEMORY[:-1], "torch's second meter"),
+    "memory.margin": Formula(
+        "total × the error that nine rows of ten held out stay below; not modelled",
+        ("interval.memory",),
+        "docs/accuracy.md",
+    ),
+    "parameters": Formula("of all units, each logical element once", ("layers", "hidden", "vocab"), "blueprint"),
+    "memory_wall.state": Formula("parameters × bytes of the policy", ("parameters", "policy.total"), "definition"),
+    "memory_wall.server": Formula("HBM of the GPUs of one server", ("gpus_per_node", "hbm_bytes"), "definition"),
+    "memory_wall.deficit": Formula(
+        "state − HBM of one server", ("parameters", "policy.total", "gpus_per_node", "hbm_bytes"), "definition"
+    ),
+    "training.seconds": Formula("tokens ÷ tokens/s", ("tokens", "tokens_per_s"), "definition"),
+    "training.energy_kwh": Formula(
+        "seconds × GPUs × power × PUE ÷ 3.6e6", ("tokens", "tokens_per_s", "world", "power_w", "pue"), "definition"
+    ),
+    "training.cost": Formula(
+        "hours × GPUs × price of a GPU-hour", ("tokens", "tokens_per_s", "world", "price"), "definition"
+    ),
+    "goodput.mtbf_job_s": Formula(
+        "seconds between unexpected stops of one GPU ÷ GPUs: 54 days · 16,384 ÷ 419",
+        ("world",),
+        "Llama 3 (Grattafiori 2024, section 3.3.4)",
+    ),
+    "goodput.interval_s": Formula(
+        "max(write, √(2 · stall · MTBF of the job))", ("stall_s", "write_s", "goodput.mtbf_job_s"), "Young 1974"
+    ),
+    "goodput.productive_share": Formula(
+        "1 − stall ÷ (interval + stall) − (interval ÷ 2 + write) ÷ MTBF − restart ÷ MTBF",
+        ("goodput.interval_s", "goodput.mtbf_job_s", "stall_s", "write_s", "restart_s"),
+        "Young 1974",
+    ),
+    "step_s.low": Formula(
+        "step × (1 − the error that nine rows of ten held out stay below)",
+        ("step_s", "interval.time"),
+        "docs/accuracy.md",
+    ),
+    "step_s.high": Formula("step × (1 + the same)", ("step_s", "interval.time"), "docs/accuracy.md"),
+    "tokens_per_s_per_gpu": Formula("tokens/s ÷ GPUs", ("tokens_per_s", "world"), "definition"),
     "step_s": Formula(
-        "sum of the parts; low and high from the errors on rows held out", ("interval.time",), "docs/accuracy.md"
+        "sum of the parts, below 0.05 % too", tuple(f"time.{part}" for part in PARTS), "plan/step.py"
     ),
     "bubble_ratio": Formula(
         "idle ÷ busy time of all ranks", ("pp", "virtual_stages", "microbatches"), "Narayanan 2021"
@@ -132,7 +225,7 @@ FORMULAS: Mapping[str, Formula] = {
     "idle_share": Formula(
         "idle ÷ pipeline time of all ranks", ("pp", "virtual_stages", "microbatches"), "Narayanan 2021"
     ),
-    "tokens_per_s": Formula("global_batch · sequence ÷ step", ("global_batch", "sequence"), "definition"),
+    "tokens_per_s": Formula("global_batch · sequence ÷ step", ("global_batch", "sequence", "step_s"), "definition"),
     "mfu_full_attention": Formula(
         "model FLOPs of a token, all scores, × tokens/s ÷ (GPUs · dense peak)",
         ("gpu", "world"),
@@ -146,15 +239,15 @@ FORMULAS: Mapping[str, Formula] = {
 }
 
 
-def explain(plan: Plan, figure: str) -> Explanation:
-    """The explanation of `figure` of `plan`: memory.CATEGORY (of the fullest stage), time.PART, step_s, …
+def explain(plan: Plan, figure: str, tokens: float = TOKENS) -> Explanation:
+    """The explanation of `figure` of `plan`: memory.CATEGORY (of the fullest stage), time.PART, step_s, … (`figures`).
 
     Raises Refused with the closest names.
     """
-    formula = FORMULAS.get(figure)
-    if formula is None:
-        closest = tuple(get_close_matches(figure, FORMULAS)) or tuple(FORMULAS)
+    known = figures(plan, tokens)
+    if figure not in known:
+        closest = tuple(get_close_matches(figure, known)) or tuple(known)
         raise Refused([Problem("explain", figure, "no figure of a plan has this name", closest)])
-    facts = plan.facts
-    value, unit = plan.figure(figure)
+    value, unit = known[figure]
+    formula, facts = FORMULAS[figure], inputs(plan, tokens)
     return Explanation(figure, value, unit, formula.text, {k: facts[k] for k in formula.inputs}, formula.source)

@@ -30,6 +30,12 @@ TRAINERS = (
     ("simumax", "megatron"),
     ("nemo", "megatron"),
 )
+# From how many GPUs on a source ran with CUDA_LAUNCH_BLOCKING=1: BigScience's chronicle, "Hanging Issue", slurm file.
+BLOCKING = (("tr11-176b-ml", 320),)
+# Before this line of its chronicle (02-25) ranks were not bound to the socket of their NIC.
+FAR = (("chronicles-prequel", 771),)
+LINE = re.compile(r"line (\d+)")
+BACKEND = re.compile(r"--attention-backend=(\w+)")
 # NIC of a named cluster, in Gb/s per GPU (hardware.csv).
 CLUSTERS = (("2104.04473", 200.0), ("2205.05198", 200.0), ("selene", 200.0), ("ndm a100", 200.0))
 NIC_PER_NODE = re.compile(r"(\d+)\s?x\s?(\d+)\s?gb(?!/s per gpu)(?![a-z]*yte)", re.IGNORECASE)
@@ -90,9 +96,12 @@ def software_of(row: Row) -> Software:
     software = SOFTWARE[name]
     notes = row.notes.lower()
     if name == "torchtune" and row.text("compile") in ("1", "true"):
-        kernels = replace(software.kernels, gate="recomputed", fused_passes=True, fused_norm=True)
+        kernels = replace(
+            software.kernels, gate="recomputed", fused_passes=True, fused_norm=True, fused_rotary=True
+        )
         software = replace(software, generation="fused", kernels=kernels)
-    if name == "megatron-deepspeed" and row.text("precision").lower().startswith("bf16"):
+    # DeepSpeed had bf16 before it had an optimizer that adds bf16 gradients in fp32.
+    if name == "megatron-deepspeed" and (row.text("grad_dtype") == "fp32" or "bf16_optimizer" in notes):
         software = replace(software, policy=POLICIES["deepspeed-bf16"])
     if "no comm overlap" in notes:
         software = replace(software, overlap_tp="none", overlap_dp=False)
@@ -100,9 +109,13 @@ def software_of(row: Row) -> Software:
         software = replace(software, overlap_tp="async")
     if "mp mode default" in notes:
         software = replace(software, policy=POLICIES["fsdp2"])
+    if "cuda_launch_blocking=1" in notes or any(
+        key in where and (row.whole("gpus") or 0) >= gpus for key, gpus in BLOCKING
+    ):
+        software = replace(software, blocking=True)
     if "not overlapped" in notes:
         software = replace(software, overlap_dp=False)
-    attention = row.text("attention_impl").lower()
+    attention = row.text("attention_impl").lower() or (BACKEND.search(notes) or ["", ""])[1]
     if attention:
         fused = attention not in ("unfused", "eager", "math")
         software = replace(software, kernels=replace(software.kernels, fused_attention=fused))
@@ -113,6 +126,15 @@ def software_of(row: Row) -> Software:
     if row.text("dp_overlap") in ("0", "1"):
         software = replace(software, overlap_dp=row.text("dp_overlap") == "1")
     return software
+
+
+def fabric_of(row: Row) -> str:
+    """As in Machine."""
+    if not re.search(r"\bOPA\b", row.notes):
+        return ""
+    line = int((LINE.search(row.notes) or ["", "0"])[1])
+    far = any(key in row.text("source") and 0 < line < before for key, before in FAR)
+    return "opa_far" if far else "opa"
 
 
 def nic_of(row: Row, per_node: int) -> float | None:

@@ -7,6 +7,8 @@ from math import sqrt
 
 # Llama 3 (Grattafiori 2024, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 GPUs.
 MTBF_GPU_S = 54 * 86400 * 16384 / 419
+STALL_S, WRITE_S, RESTART_S = 2.0, 60.0, 600.0
+"""Of a save and of a restart where nothing else is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +30,9 @@ class Goodput:
 def goodput(
     gpus: int,
     *,
-    stall_s: float = 2.0,
-    write_s: float = 60.0,
-    restart_s: float = 600.0,
+    stall_s: float = STALL_S,
+    write_s: float = WRITE_S,
+    restart_s: float = RESTART_S,
     mtbf_gpu_s: float = MTBF_GPU_S,
 ) -> Goodput:
     """The checkpoint interval max(write, √(2 · stall · MTBF of the job)) (Young 1974) and what it costs.

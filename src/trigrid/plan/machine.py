@@ -14,7 +14,8 @@ class Machine:
     """gpus_per_node: ranks of an NVLink domain; nodes_per_leaf: under one switch. Bandwidths are one way, per GPU.
 
     oversubscription: how many times less the spine carries than the leaves. values: constants by name.
-    fabric: "" for InfiniBand and RoCE, "opa" for Omni-Path, which has no direct access to the GPUs' memory.
+    fabric: "" for InfiniBand and RoCE, "opa" for Omni-Path, which has no direct access to the GPUs' memory; "opa_far"
+    where, besides, ranks are not bound to the socket of their NIC.
     """
 
     gpu: Gpu

@@ -23,27 +23,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trigrid.blueprint.claims import Claims, Saved, claims, saved_bytes
-from trigrid.blueprint.decoder import Unit, block_kinds, decoder_units
-from trigrid.blueprint.parameters import localise
+from trigrid.blueprint.claims import claims
+from trigrid.blueprint.decoder import block_kinds, decoder_units
+from trigrid.blueprint.terms import Claims, Saved, made_again, saved_bytes
 from trigrid.ledger import Ledger
+from trigrid.plan.beside import Beside
 from trigrid.plan.compute import Cut
-from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, most_in_flight, schedule_of
+from trigrid.plan.elements import Bucket, unit_buckets
+from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, most_in_flight
 from trigrid.plan.software import Software
-from trigrid.schedule import peak_bytes
-from trigrid.spec.layout import Layout
+from trigrid.schedule import rank_peak_bytes
 from trigrid.spec.model import ModelSpec
 
 DEVICE_ONLY = ("runtime",)
 RESERVED_ONLY = ("allocator", *DEVICE_ONLY)
-
-
-class Bucket(NamedTuple):
-    """Elements of one bucket on one TP rank: dense ones, and those of routed experts, which another group shares."""
-
-    name: str
-    dense: int
-    experts: int
 
 
 class UnitBytes(NamedTuple):
@@ -71,7 +64,7 @@ class Held(NamedTuple):
 
 class StageUse(NamedTuple):
     """What one pipeline rank holds, in bytes, at `moment`, the one that needs most; peaks: all that is allocated at
-    each moment."""
+    each moment; moving: of it, what comes and goes during forward and backward."""
 
     rank: int
     layers: int
@@ -83,6 +76,7 @@ class StageUse(NamedTuple):
     buffers: float
     moment: str
     peaks: tuple[tuple[str, float], ...]
+    moving: float
 
     @property
     def training_bytes(self) -> float:
@@ -115,9 +109,7 @@ class Memory:
 
     def __init__(self, spec: ModelSpec, software: Software, values: Mapping[str, float]):
         self.spec, self.software, self.values = spec, software, values
-        self.reserved_share = values[
-            "memory.reserved_share_expandable" if software.expandable else "memory.reserved_share"
-        ]
+        self.beside = Beside(software, values)
         self._kinds: tuple[tuple[str, int], ...] = block_kinds(spec)
         self._units: dict[tuple[str, Cut, str], UnitBytes] = {}
         self._stages: dict[tuple[object, ...], tuple[tuple[tuple[str, int], ...], ...]] = {}
@@ -131,8 +123,7 @@ class Memory:
         """The buckets of each kind of unit on one TP rank, which engine/buckets cuts in the same way."""
         found = self._buckets.get((tp, ep))
         if found is None:
-            layout = Layout(tp=tp)
-            found = {unit.kind: _unit_buckets(unit, layout, ep) for unit in decoder_units(self.spec)}
+            found = {unit.kind: unit_buckets(unit, tp, ep) for unit in decoder_units(self.spec)}
             self._buckets[tp, ep] = found
         return found
 
@@ -261,20 +252,33 @@ class Memory:
         saved = count(unit.saved, recompute == "selective")
         entry = Saved("input", self.spec.hidden, "compute", "sequence")
         kept = count((entry,)) if unit.kind != "embedding" else 0.0
-        dropped = tuple(t for t in unit.saved if t.dropped) if recompute == "selective" else ()
+        selective = recompute == "selective"
+        dropped = tuple(t for t in unit.saved if selective and made_again(t, cut.sequence_parallel))
         working = count(unit.working) + count(dropped)
-        many = self.spec.experts.top_k if self.spec.experts else 1
-        for_weights = sum(
-            (g.into / (cut.tp if g.cut == "into" else 1) + g.out / (cut.tp if g.cut == "out" else 1))
-            * (many if g.routed else 1)
-            for g in unit.gemms
-        )
+        for_weights = self._queued(unit, cut)
         return UnitBytes(saved, min(kept, saved), working, for_weights * size * cut.tokens)
+
+    def _queued(self, unit: Claims, cut: Cut) -> float:
+        """Elements per token that wait from an input backward to its weight backward: the gradient of each product's
+        output, and its input, once where neighbours share it."""
+        many = self.spec.experts.top_k if self.spec.experts else 1
+        shards = cut.tp if cut.sequence_parallel and self.software.kernels.regather else 1
+        found, before = 0.0, None
+        for product in unit.gemms:
+            times = many if product.routed else 1
+            columns = product.cut == "out"
+            found += times * product.out / (cut.tp if columns else 1)
+            entry = (product.into, product.routed) if columns else None
+            if entry is None or entry != before:
+                found += times * product.into / (shards if columns else cut.tp if product.cut == "into" else 1)
+            before = entry
+        return found
 
     def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
         """Of some blocks, for one microbatch: bytes kept to their backward, working set of the hungriest, and bytes
         kept from there to the weight backward."""
         kept = working = for_weights = 0.0
+        assert isinstance(setup.recompute, str), "a chunk has one way to recompute: setup.at(stage)"
         mode = "none" if setup.recompute == "full" else setup.recompute
         for kind, count in kinds:
             unit = self.unit(kind, cut, mode)
@@ -296,18 +300,24 @@ class Memory:
         closed form takes the rank's mean chunk."""
         cut, policy, mine = setup.cut, self.software.policy, self.held(setup)[rank]
         state, parameters = self.state(setup, rank)
-        chunks = [self.chunk(setup, cut, kinds) for kinds in mine.chunks]
+        stages = zip(mine.stages, mine.chunks, strict=True)
+        chunks = [self.chunk(setup.at(stage), cut, kinds) for stage, kinds in stages]
         working = max((chunk[1] for chunk in chunks), default=0.0)
-        activations = self._in_flight(setup, rank, mine.stages, chunks, exact)
+        activations = self._in_flight(setup, rank, chunks, exact)
         first, last = mine.first, mine.last
-        embedding = self.unit("embedding", cut, "none").saved if first and setup.recompute != "full" else 0.0
+        embedding = self.unit("embedding", cut, "none").saved if first and setup.at(0).recompute != "full" else 0.0
         activations += embedding * min(setup.microbatches, setup.pp)
         logits = 0.0
         if last:
             head = self.unit("head", cut, "none")
             waiting = setup.microbatches if setup.schedule == "gpipe" else 1
-            logits = (waiting if setup.recompute != "full" else 1) * head.saved + head.working
+            again = setup.at(setup.pp * setup.virtual - 1).recompute == "full"
+            logits = (1 if again else waiting) * head.saved + head.working
         table = self.buckets(setup.tp, setup.ep)
+        if last and self.software.kernels.loss == "pieces":
+            # The pieces' gradients of the head's weight, not its norm's, are added up in fp32.
+            weight = sum(b.dense for b in table["head"]) - self.spec.hidden
+            logits += weight * max(4, policy.compute)
         block = max((sum(b.dense + b.experts for b in table[kind]) for kind in mine.blocks), default=0)
         ends = [sum(b.dense for b in table[kind]) for kind in mine.ends]
         gathered, reduced = self._zero_bytes(setup)
@@ -339,7 +349,7 @@ class Memory:
             ("start", base + start),
         )
         if step > training:
-            return StageUse(rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, "optimizer", peaks)
+            return StageUse(rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, "optimizer", peaks, training)
         moment = "loss" if last and at_loss >= at_block else "block"
         return StageUse(
             rank,
@@ -352,22 +362,22 @@ class Memory:
             buffers,
             moment,
             peaks,
+            training,
         )
 
     def peak_bytes(self, setup: Setup) -> float:
         """What the fullest pipeline rank needs, as the device sees it, in closed form."""
-        ranks = fullest_ranks(self.held(setup), setup.schedule in SPLIT_BACKWARD)
+        ranks = fullest_ranks(self.held(setup), setup)
         return max(self.device_bytes(setup, self.use(setup, rank)) for rank in ranks)
 
     def _in_flight(
-        self, setup: Setup, rank: int, held: tuple[int, ...], chunks: list[tuple[float, float, float]], exact: bool
+        self, setup: Setup, rank: int, chunks: list[tuple[float, float, float]], exact: bool
     ) -> float:
         name, pp, m, v = setup.schedule, setup.pp, setup.microbatches, setup.virtual
-        if exact and len(set(chunks)) > 1:
-            forward, weight = [0] * (pp * v), [0] * (pp * v)
-            for stage, (kept, _, later) in zip(held, chunks, strict=True):
-                forward[stage], weight[stage] = round(kept), round(later)
-            return float(peak_bytes(schedule_of(name, pp, m, v), forward, weight)[rank])
+        # With full recomputation what waits for the weight backward is more than what waits for the input's.
+        if exact and (len(set(chunks)) > 1 or any(later > kept for kept, _, later in chunks)):
+            until_backward, until_weights = ([round(chunk[i]) for chunk in chunks] for i in (0, 2))
+            return float(rank_peak_bytes(name, pp, m, rank, until_backward, until_weights))
         until_input, until_weight = most_in_flight(name, pp, m, v)[rank]
         kept = sum(chunk[0] for chunk in chunks) / len(chunks)
         later = sum(chunk[2] for chunk in chunks) / len(chunks)
@@ -403,43 +413,30 @@ class Memory:
             "buffers": round(use.buffers),
             "workspace": round(values["memory.workspace_bytes"]),
         }
-        allocated = sum(inside.values())
-        runtime = values["memory.context_bytes"] + communicators(setup) * values["memory.communicator_bytes"]
-        return Ledger(
-            {**inside, "allocator": round(allocated / self.reserved_share) - allocated, "runtime": round(runtime)}
-        )
+        inside["allocator"] = max(0, round(self.reserved_bytes(setup, use)) - sum(inside.values()))
+        return Ledger({**inside, "runtime": round(self.beside.runtime_bytes(setup))})
+
+    def allocated_bytes(self, use: StageUse) -> float:
+        """All that a stage allocates, without making its ledger."""
+        return use.training_bytes + self.values["memory.workspace_bytes"]
+
+    def reserved_bytes(self, setup: Setup, use: StageUse) -> float:
+        """The same with what the allocator keeps beside it. Temporaries of the update are few and large: no gaps."""
+        moving = use.moving + self.values["memory.workspace_bytes"]
+        return max(self.beside.reserved(setup, sum(use.state), moving), self.allocated_bytes(use))
 
     def device_bytes(self, setup: Setup, use: StageUse) -> float:
         """The ledger's total, without making one."""
-        values = self.values
-        allocated = use.training_bytes + values["memory.workspace_bytes"]
-        runtime = values["memory.context_bytes"] + communicators(setup) * values["memory.communicator_bytes"]
-        return allocated / self.reserved_share + runtime
+        return self.reserved_bytes(setup, use) + self.beside.runtime_bytes(setup)
 
 
-def fullest_ranks(held: Sequence[Held], splits_backward: bool) -> tuple[int, ...]:
+def fullest_ranks(held: Sequence[Held], setup: Setup) -> tuple[int, ...]:
     """The ranks of which one is the fullest: of each kind the first, since early ranks keep most in flight, and, where
     a schedule splits the backward, the last, since late ones put off most weights' gradients."""
     first: dict[object, int] = {}
     last: dict[object, int] = {}
     for rank, mine in enumerate(held):
-        kind = (mine.parts, mine.first, mine.last)
+        kind = (mine.parts, mine.first, mine.last, *(setup.at(stage).recompute for stage in mine.stages))
         first.setdefault(kind, rank)
         last[kind] = rank
-    return tuple(sorted({*first.values(), *(last.values() if splits_backward else ())}))
-
-
-def communicators(setup: Setup) -> int:
-    """Communicators of a rank: one for each axis that is cut, one for the world, and one for each neighbour of a
-    pipeline and direction (P13: each has buffers of its own)."""
-    cut = (setup.tp > 1) + (setup.cp > 1) + (setup.dp > 1) + (setup.ep > 1) + (setup.dp_replicate > 1)
-    return cut + (setup.world > 1) + (2 if setup.pp == 2 else 4 if setup.pp > 2 else 0)
-
-
-def _unit_buckets(unit: Unit, layout: Layout, ep: int) -> tuple[Bucket, ...]:
-    held: dict[str, list[int]] = {}
-    for parameter in unit.parameters:
-        numel = localise(parameter, layout, 0).numel
-        sizes = held.setdefault("tied" if parameter.tied else unit.kind, [0, 0])
-        sizes[parameter.role.startswith("expert")] += numel
-    return tuple(Bucket(name, dense, experts // ep) for name, (dense, experts) in held.items())
+    return tuple(sorted({*first.values(), *(last.values() if setup.schedule in SPLIT_BACKWARD else ())}))

@@ -51,7 +51,8 @@ def notes(
             f"parameters a step and {parts['zero']:.3g} s exposed; gathering once a step costs {kept:.1f} GiB instead",
         )
     if timed.bubble_ratio > SLOW_BUBBLE:
-        ranks = f"{setup.pp} ranks, {setup.microbatches} microbatches, {setup.virtual} stages a rank"
+        stages = f", {setup.virtual} stages a rank" if setup.virtual > 1 else ""
+        ranks = f"{setup.pp} ranks, {setup.microbatches} microbatches{stages}"
         note(
             "bubble",
             f"the pipeline idles {timed.bubble_ratio:.0%} of its busy time ({ranks}): {parts['idle']:.3g} s; "

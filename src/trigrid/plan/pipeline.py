@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trigrid.plan.setup import V_SHAPED, Setup
+from trigrid.plan.setup import Setup
 from trigrid.schedule import Durations
+
+Kinds = tuple[tuple[str, int], ...]
+"""(kind, count) of the units of a stage."""
 
 
 class Chunk(NamedTuple):
@@ -30,55 +33,98 @@ class Chunk(NamedTuple):
         return self.forward_s + self.input_s + self.weight_s
 
 
+class Shape(NamedTuple):
+    """Which stages and which ranks are alike. kinds: the units of each kind of stage; placed: by stage, its kind;
+    ranks: each kind of rank as the kinds of its stages, the first rank's first; counts: how many ranks are so;
+    middle: the kinds of the stages between the first and the last."""
+
+    kinds: tuple[Kinds, ...]
+    placed: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    middle: tuple[int, ...]
+
+
+def shape_of(stages: Sequence[Kinds], held_stages: Sequence[Sequence[int]], recompute: Sequence[str]) -> Shape:
+    """stages: the units of each; held_stages: of each pipeline rank, its stages; recompute: by stage."""
+    both = list(zip(stages, recompute, strict=True))
+    number = {kind: i for i, kind in enumerate(dict.fromkeys(both))}
+    kinds = tuple(units for units, _ in number)
+    placed = tuple(number[kind] for kind in both)
+    ranks: dict[tuple[int, ...], int] = {}
+    for mine in held_stages:
+        alike = tuple(placed[stage] for stage in mine)
+        ranks[alike] = ranks.get(alike, 0) + 1
+    return Shape(kinds, placed, tuple(ranks), tuple(ranks.values()), tuple(dict.fromkeys(placed[1:-1])))
+
+
+class Slowest(NamedTuple):
+    """The most that any of some stages takes for each of the three."""
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+
+
 class Pipeline(NamedTuple):
     """All stages, and for one microbatch the seconds of all, of the rank that works longest, of the first rank, of the
-    slowest stage; exposed, links: of that longest rank, tp, cp, ep and zero."""
+    slowest stages; excess_s: what the first and the last stage take beyond the slowest of those between; exposed,
+    links: of that longest rank, tp, cp, ep and zero."""
 
-    stages: tuple[Chunk, ...]
+    shape: Shape
+    chunks: tuple[Chunk, ...]
     sum_s: float
     longest_s: float
     first_forward_s: float
     first_backward_s: float
-    slowest_forward_s: float
+    slowest: Slowest
     slowest_backward_s: float
     slowest_chunk_s: float
-    fill_s: float
-    v_fill_s: float
+    middle: Slowest
+    excess_s: float
     exposed: tuple[float, float, float, float]
     links: tuple[float, float, float, float]
 
+    @property
+    def stages(self) -> tuple[Chunk, ...]:
+        """Every stage, from the embedding's to the head's."""
+        return tuple([self.chunks[kind] for kind in self.shape.placed])
 
-def pipeline_of(stages: tuple[Chunk, ...], held_stages: Sequence[Sequence[int]]) -> Pipeline:
-    """held_stages: of each pipeline rank, its stages."""
-    held = [[stages[stage] for stage in mine] for mine in held_stages]
-    loads = [sum(c.forward_s + c.input_s + c.weight_s for c in chunks) for chunks in held]
-    every = set(stages)
-    longest = max(range(len(held)), key=loads.__getitem__)
-    mine = held[longest]
+
+def pipeline_of(shape: Shape, chunks: tuple[Chunk, ...]) -> Pipeline:
+    """chunks: the seconds of each kind of stage of `shape`."""
+    totals = [chunk.total_s for chunk in chunks]
+    loads = [sum([totals[kind] for kind in rank]) for rank in shape.ranks]
+    longest = max(range(len(loads)), key=loads.__getitem__)
+    mine, first = [chunks[kind] for kind in shape.ranks[longest]], [chunks[kind] for kind in shape.ranks[0]]
+    middle = _slowest([chunks[kind] for kind in shape.middle])
+    ends = (chunks[shape.placed[0]], chunks[shape.placed[-1]])
     return Pipeline(
-        stages=stages,
-        sum_s=sum(loads),
+        shape=shape,
+        chunks=chunks,
+        sum_s=sum([load * count for load, count in zip(loads, shape.counts, strict=True)]),
         longest_s=loads[longest],
-        first_forward_s=sum(c.forward_s for c in held[0]),
-        first_backward_s=sum(c.input_s + c.weight_s for c in held[0]),
-        slowest_forward_s=max(c.forward_s for c in every),
-        slowest_backward_s=max(c.input_s + c.weight_s for c in every),
-        slowest_chunk_s=max(c.total_s for c in every),
-        fill_s=max(c.forward_s + c.input_s - c.weight_s for c in every),
-        v_fill_s=max(c.forward_s + c.input_s - 2 * c.weight_s for c in every),
-        exposed=(
-            sum(c.tp_s for c in mine),
-            sum(c.cp_s for c in mine),
-            sum(c.ep_s for c in mine),
-            sum(c.zero_s for c in mine),
-        ),
-        links=(
-            sum(c.tp_link_s for c in mine),
-            sum(c.cp_link_s for c in mine),
-            sum(c.ep_link_s for c in mine),
-            sum(c.zero_link_s for c in mine),
-        ),
+        first_forward_s=sum([c.forward_s for c in first]),
+        first_backward_s=sum([c.input_s + c.weight_s for c in first]),
+        slowest=_slowest(chunks),
+        slowest_backward_s=max([c.input_s + c.weight_s for c in chunks]),
+        slowest_chunk_s=max(totals),
+        middle=middle,
+        excess_s=sum([max(0.0, own - usual) for end in ends for own, usual in zip(end[:3], middle, strict=True)]),
+        exposed=_summed([c[3:7] for c in mine]),
+        links=_summed([c[7:11] for c in mine]),
     )
+
+
+def _slowest(chunks: Sequence[Chunk]) -> Slowest:
+    if not chunks:
+        return Slowest(0.0, 0.0, 0.0)
+    return Slowest(max([c[0] for c in chunks]), max([c[1] for c in chunks]), max([c[2] for c in chunks]))
+
+
+def _summed(columns: Sequence[tuple[float, ...]]) -> tuple[float, float, float, float]:
+    tp, cp, ep, zero = map(sum, zip(*columns, strict=True))
+    return tp, cp, ep, zero
 
 
 def durations(setup: Setup, stages: tuple[Chunk, ...], message_s: float) -> Durations:
@@ -91,19 +137,129 @@ def durations(setup: Setup, stages: tuple[Chunk, ...], message_s: float) -> Dura
 
 
 def closed_form(setup: Setup, piped: Pipeline, message_s: float) -> float:
-    """Seconds of the pipeline, an upper bound that is exact for equal stages and free messages.
+    """Seconds that no replay of the pipeline exceeds, and that it takes where stages are equal and messages free.
 
-    gpipe, 1f1b: (m − 1) times the slowest stage and once through all. interleaved: the same by chunks (Narayanan 2021,
-    section 2.2). zb-h1: the fill costs (p − 1)(F + I − W) (Qi 2023, section 3.1); V shapes at most that by chunks.
+    gpipe: forwards, then backwards through stages and wires, of which the slowest sets the pace; exact always.
+    1f1b: (m − 1) times the rank that works longest, or a round trip over all wires, and once through all.
+    The others: equal stages as slow as the slowest are an upper bound, since no time that grows makes a step shorter;
+    so are equal stages as slow as the slowest between the ends, and m times what the ends take beyond that, since the
+    longest chain of sums is no longer than the longest chains of the two parts together. A message counts as part
+    of the action that sends it. Equal stages are exact (`_idle_s`) but for interleaved where m is above p and no
+    multiple of it, which is no slower than the next multiple, and for zbv where p + 1 < m < 2p, which idles no longer
+    than with p + 1 or with 2p.
     """
-    pp, m, v = setup.pp, setup.microbatches, setup.virtual
-    through = 2 * message_s * (pp - 1)
+    pp, m = setup.pp, setup.microbatches
     if setup.schedule == "gpipe":
-        return (m - 1) * (piped.slowest_forward_s + piped.slowest_backward_s) + piped.sum_s + through
-    if setup.schedule == "1f1b" or (setup.schedule == "interleaved" and v == 1):
+        hops = 2 * message_s * (pp - 1)
+        pace = max(piped.slowest.forward_s, message_s) + max(piped.slowest_backward_s, message_s)
+        return (m - 1) * pace + piped.sum_s + hops
+    if setup.schedule == "1f1b" or (setup.schedule == "interleaved" and setup.virtual == 1):
+        through = 2 * message_s * (pp - 1)
         return (m - 1) * (piped.longest_s + through / pp) + piped.sum_s + through
+    equal = _equal_s(setup, piped.slowest, message_s)
+    if not piped.shape.middle:
+        return equal
+    return min(equal, _equal_s(setup, piped.middle, message_s) + m * piped.excess_s)
+
+
+def estimate(setup: Setup, piped: Pipeline, message_s: float) -> float:
+    """About the seconds of the pipeline, mostly within 5 % of the replay: the rank that works longest, and the bubble
+    of the slowest stages. Where the closed form is tight, that."""
+    pp, m, v = setup.pp, setup.microbatches, setup.virtual
+    most = closed_form(setup, piped, message_s)
+    if setup.schedule in ("gpipe", "1f1b") or v * pp < 3:
+        return most
+    through = 2 * message_s * (pp - 1)
     if setup.schedule == "interleaved":
-        groups = -(-m // pp)
-        return groups * pp * piped.longest_s + (pp - 1) * piped.slowest_chunk_s + through * (v + 1) * (1 + groups / 4)
-    fill = piped.v_fill_s if setup.schedule in V_SHAPED else piped.fill_s
-    return m * (piped.longest_s + through / pp) + (pp - 1) * max(0.0, fill) + through
+        slowest, groups = piped.slowest, -(-m // pp)
+        surplus = (groups * pp - m) * (v - 1) if m > pp else 0
+        uneven_s = surplus * max(slowest.forward_s, piped.slowest_backward_s)
+        rounds = pp - 1 + max(0, pp - m) * (v - 1)
+        hops = through * (v + 1) * (1 + groups / 4)
+        return min(most, m * piped.longest_s + rounds * piped.slowest_chunk_s + uneven_s + hops)
+    return min(most, m * (piped.longest_s + through / pp) + _idle_s(setup, *piped.slowest) + through)
+
+
+def least_s(setup: Setup, stage: Slowest) -> float:
+    """Seconds, at least, where no stage is faster than `stage` and messages may be free."""
+    m, v, p = setup.microbatches, setup.virtual, setup.pp
+    if setup.schedule == "interleaved" and m > p:
+        # The last round, where it is not full, goes back at least as slowly as its messages.
+        idle = (p - 1) * sum(stage) + -m % p * (v - 1) * (stage.input_s + stage.weight_s)
+    elif setup.schedule == "zbv" and p + 1 < m < 2 * p:
+        n, few = p - 1, 2 * p - m
+        idle = _longest([(0, 2 * n, 2 * few - 2 * n), (0, 1 + few, n - 1 - few), (2 * n, 0, -2 * n - 1)], *stage)
+    else:
+        idle = _idle_s(setup, *stage)
+    return m * v * sum(stage) + idle
+
+
+def _equal_s(setup: Setup, stage: Slowest, message_s: float) -> float:
+    """Seconds, at most, where all stages are `stage` and each result a message."""
+    forward, into, weight = stage.forward_s + message_s, stage.input_s + message_s, stage.weight_s
+    return setup.microbatches * setup.virtual * (forward + into + weight) + _idle_s(setup, forward, into, weight)
+
+
+def _idle_s(setup: Setup, forward: float, into: float, weight: float) -> float:
+    """Seconds that a rank idles where stages are equal and messages free: the longest of the chains that any durations
+    make the longest, less the rank's work. interleaved: Narayanan 2021, section 2.2; zb-h1: Qi 2023, section 3.1."""
+    p, m, v = setup.pp, setup.microbatches, setup.virtual
+    n, filled = p - 1, min(m, p)
+    match setup.schedule:
+        case "1f1b" | "gpipe":
+            return n * (forward + into + weight)
+        case "interleaved":
+            missing = (p - m) * (v - 1) if m < p else -m % p * v
+            return (n + missing) * (forward + into + weight)
+        case "zb-h1":
+            chains = [
+                (n, p - filled, 0),
+                (p - filled, n, 0),
+                (n, n, 1 - filled),
+            ]
+        case "zbv" if m >= 2 * p:
+            chains = [
+                (0, 2 * n, -2 * n),
+                (0, 1, n - 1),
+                (1, 0, n - 1),
+                (0, n, 0),
+                (2 * n, -n, -1),
+                (2 * n - 1, 1 - n, 0),
+                (2 * n, 0, -2 * n - 1),
+                (2 * n - 1, 1, -2 * n),
+            ]
+        case "zbv" if m > p + 1:
+            fewer, enough = (setup._replace(microbatches=size) for size in (p + 1, 2 * p))
+            return max(_idle_s(fewer, forward, into, weight), _idle_s(enough, forward, into, weight))
+        case "zbv":
+            less = filled - 1
+            chains = [
+                (2 * (p - filled), 2 * n, 0),
+                (2 * n - less, 2 * n - less, 0),
+                (2 * n, 2 * n - 3 * less, -less),
+                (2 * n, 2 * n - 2 * less, -2 * less),
+            ]
+        case "dualpipev" if m > p:
+            few = max(0, 2 * p - m)
+            chains = [
+                (-1, 2 * n, 2 * few - n),
+                (-1, n + few, few),
+                (n, few, few),
+                (n, n, 2 * few - n),
+                (2 * n, 0, 2 * few - 2 * n),
+                (2 * n, few - n, few - n),
+            ]
+        case "dualpipev":
+            less = filled - 1
+            chains = [
+                (2 * (p - filled), 2 * n, n),
+                (2 * n - less, 2 * n - less, n),
+                (2 * n, 2 * (p - filled), p - filled),
+            ]
+        case _:
+            raise AssertionError(setup.schedule)
+    return _longest(chains, forward, into, weight)
+
+
+def _longest(chains: Sequence[tuple[int, int, int]], forward: float, into: float, weight: float) -> float:
+    return max([f * forward + i * into + w * weight for f, i, w in chains])

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from trigrid.blueprint.decoder import parameter_count
 from trigrid.blueprint.flops import train_flops_per_token
+from trigrid.plan.beside import communicators, pairs
 from trigrid.plan.constants import shipped
 from trigrid.plan.goodput import goodput
 from trigrid.plan.machine import Machine, make_machine
-from trigrid.plan.memory import StageMemory, communicators
+from trigrid.plan.memory import StageMemory
 from trigrid.plan.notes import Note, notes
 from trigrid.plan.setup import Setup
 from trigrid.plan.software import Software, engine_software
@@ -57,7 +58,7 @@ class Training:
 class Plan:
     """Everything that is known of `job` before it runs. traffic_bytes: by axis, sent by one rank of the fullest stage.
 
-    time: the best guess with its parts, links, stages and, in a pipeline, the replayed timeline.
+    time: the best guess with its parts, links and stages, its schedule replayed.
     """
 
     job: Job
@@ -97,23 +98,6 @@ class Plan:
         kwh = seconds * self.setup.world * power * cluster.pue / 3.6e6
         cost = seconds / 3600 * self.setup.world * cluster.price if cluster.price else None
         return Training(seconds, kwh, cost)
-
-    def figure(self, name: str) -> tuple[float, str]:
-        """Value and unit of a figure that `explain` knows."""
-        group, _, part = name.partition(".")
-        if group == "memory":
-            return float(self.fullest.memory.ledger[part]), "bytes"
-        if group == "time":
-            return self.time.parts_s[part], "s"
-        values = {
-            "step_s": (self.step_s.best, "s"),
-            "bubble_ratio": (self.time.bubble_ratio, "idle ÷ busy"),
-            "idle_share": (self.time.idle_share, "idle ÷ pipeline"),
-            "tokens_per_s": (self.tokens_per_s, "tokens/s"),
-            "mfu_full_attention": (self.mfu_full_attention, "of the dense peak"),
-            "mfu_causal": (self.mfu_causal, "of the dense peak"),
-        }
-        return values[name]
 
 
 def setup_of(job: Job, software: Software) -> Setup:
@@ -172,7 +156,11 @@ def make_plan(job: Job, software: Software | None = None) -> Plan:
 
     Raises Refused for an accelerator that the catalogue lacks, or that does not multiply the job's number format.
     """
-    software = software or engine_software(job.run.precision)
+    software = software or engine_software(job)
+    if job.parallel.schedule == "auto":
+        from trigrid.plan.auto import auto_plan
+
+        return auto_plan(job, software)
     name = number_format(job)
     step = step_for(job.model, job.cluster, software, name)
     setup, memory, machine = setup_of(job, software), step.memory, step.machine
@@ -229,7 +217,11 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
         found.append(f"NIC of {gpu.nic_Bps * 8 / 1e9:g} Gb/s per GPU: the catalogue's")
     if not cluster.power_w:
         found.append(f"power of {gpu.power_w:g} W per GPU: the catalogue's, without the rest of the server")
-    found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 ranks and more")
+    found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 copies and more")
+    if job.optimizer.frozen:
+        found.append("frozen parameters are planned like those that are trained: it will be less memory and time")
+    if job.parallel.bucket_numel:
+        found.append("each unit is planned with a bucket of its own: shared ones take more memory when gathered")
     if job.model.experts:
         found.append(f"experts are chosen with an imbalance of {software.imbalance:g}")
     return tuple(found)
@@ -251,7 +243,8 @@ def _facts(
         "world": setup.world,
         "global_batch": job.batch.global_batch,
         "parameters_of_the_stage": fullest.memory.use.parameters,
-        "communicators": communicators(setup),
+        "communicators": communicators(setup, software.own_groups),
+        "pairs": pairs(setup),
         "gpu": machine.gpu.name,
         "hidden": model.hidden,
         "vocab": model.vocab,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trigrid.plan.facts import Row, Unplannable, nic_of, software_of
+from trigrid.plan.facts import Row, Unplannable, fabric_of, nic_of, software_of
 from trigrid.plan.setup import Setup
 from trigrid.plan.software import Software
 from trigrid.spec.gpu import Gpu, gpus, load_gpu
@@ -22,6 +22,7 @@ LONG = 16384
 GPT_VOCABULARY = 51200
 LATENT = LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
 
+SUSPECT = re.compile(r"\[suspect:? ([^\]]*)\]")
 SHARD_GROUP = re.compile(r"zero1=(-?\d+)")
 
 
@@ -32,7 +33,8 @@ class Case:
     open: why the row is not scored, by what it leaves open. alternatives: setups of which the row does not say which
     one ran. nic_Bps: None where it is open. format: of the blocks' products. meter: what the memory figure is
     ("allocated", "reserved", "device"), rank: of which pipeline rank it is (None: the fullest). fabric: as in Machine.
-    benchmark: whether the time is one, or that of a functional test with debugging on.
+    benchmark: whether the time is one, or that of a functional test with debugging on. time_doubt, memory_doubt: why
+    that figure alone is not scored.
     """
 
     id: str
@@ -55,6 +57,8 @@ class Case:
     rank: int | None = None
     fabric: str = ""
     benchmark: bool = True
+    time_doubt: str = ""
+    memory_doubt: str = ""
 
 
 def source_of(row_id: str) -> str:
@@ -77,6 +81,9 @@ def read_case(values: Mapping[str, str]) -> Case:
         nic = gpu.nic_Bps
     step = _measured_step(row, spec, setup)
     memory = row.number("peak_mem_gib")
+    doubt = (SUSPECT.search(row.notes) or ["", ""])[1]
+    if "look SWAPPED" in row.notes:
+        doubt = "step time: seconds and TFLOPs look swapped in the source"
     many = setup.world > node
     return Case(
         id=row.text("id"),
@@ -96,8 +103,10 @@ def read_case(values: Mapping[str, str]) -> Case:
         measured_step_s=step,
         measured_memory_bytes=None if memory is None else memory * GIB,
         meter=_meter(row),
-        fabric="opa" if re.search(r"\bOPA\b", row.notes) else "",
+        fabric=fabric_of(row),
         benchmark="not a tuned benchmark" not in row.notes and "not tuned" not in row.notes,
+        time_doubt=_time_doubt(row, software, doubt),
+        memory_doubt=f"the evidence doubts its memory: {doubt}" if doubt.startswith("memory") else "",
         rank=setup.pp - 1 if "last rank" in row.text("mem_kind") else row.whole("mem_rank"),
     )
 
@@ -110,6 +119,14 @@ def _family(spec: ModelSpec, setup: Setup, number_format: str, many: bool) -> st
     if setup.sequence >= LONG:
         return "long context"
     return "dense multi-node" if many else "dense single-node"
+
+
+def _time_doubt(row: Row, software: Software, doubt: str) -> str:
+    if doubt and not doubt.startswith("memory"):
+        return f"the evidence doubts its time: {doubt}"
+    if software.name == "torchtune" and "cumulative technique" in row.notes:
+        return "samples are packed: how many tokens each attends to is open"
+    return ""
 
 
 def _gpu(row: Row) -> Gpu:
@@ -137,9 +154,9 @@ def _spec(row: Row) -> ModelSpec:
         ffn = 4 * hidden
         row.assume("ffn_hidden", ffn, "4 · hidden")
     vocab = row.whole("vocab_padded") or row.whole("vocab")
-    if vocab is None and re.search(r"vocab (printed as |~)250k", row.notes):
+    if vocab is None and (re.search(r"vocab (printed as |~)250k", row.notes) or "tr11-176B-ml" in row.text("source")):
         vocab = 250880
-        row.assume("vocab", vocab, "about 250k by the notes, BLOOM's")
+        row.assume("vocab", vocab, "BLOOM's: its slurm file, about 250k by the notes")
     if vocab is None:
         vocab = GPT_VOCABULARY
         row.assume("vocab", vocab, "GPT-2's, padded")
@@ -252,6 +269,8 @@ def _setup(row: Row, spec: ModelSpec, software: Software) -> tuple[Setup, tuple[
         raise Unplannable(f"{pp * virtual} stages for {spec.layers} layers")
     if "type:transformer" in row.notes or (software.name == "megatron-deepspeed" and (spec.layers + 2) % pp == 0):
         base = base._replace(stage_layers=_with_ends(spec.layers, pp))
+    elif software.name == "megatron-deepspeed" and spec.layers % pp:
+        base = base._replace(stage_layers=_first_full(spec.layers, pp))
     return _batched(row, base, batch)
 
 
@@ -261,6 +280,16 @@ def _with_ends(layers: int, pp: int) -> tuple[int, ...]:
         return ()
     each = (layers + 2) // pp
     return (each - 1, *((each,) * (pp - 2)), each - 1)
+
+
+def _first_full(layers: int, pp: int) -> tuple[int, ...]:
+    """DeepSpeed fills stages in turn and leaves the rest to the last: 78 on 12 are 7 each and 1 (says BigScience)."""
+    each, found, left = -(-layers // pp), [], layers
+    for stage in range(pp):
+        here = min(each, left - (pp - stage - 1))
+        found.append(here)
+        left -= here
+    return tuple(found)
 
 
 def _batched(row: Row, base: Setup, batch: int) -> tuple[Setup, tuple[Setup, ...]]:
@@ -325,6 +354,8 @@ def _recompute(row: Row) -> tuple[str, float]:
     technique = re.search(r"technique: \+([^.]*)", row.notes)
     if technique and technique[1] in ("optimizer in backward", "activation offloading", "8-bit AdamW"):
         row.open.append(f"{technique[1]} is not modelled")
+    if text == "selective" and "fms-fsdp" in row.text("source") and share is None:
+        row.open.append("the share of the blocks that are recomputed is open")
     if text in ("none", "selective", "full"):
         return text, share if share is not None else 1.0
     row.open.append(f"recomputation of {text.removeprefix('other:')} is not modelled")

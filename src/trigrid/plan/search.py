@@ -8,7 +8,6 @@ bounds, so the winner is that of a replay of everything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -16,94 +15,39 @@ from typing import NamedTuple
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import block_kinds
 from trigrid.plan.bounds import Bounds
+from trigrid.plan.found import Candidate, Counts, Found
 from trigrid.plan.memory import fullest_ranks
-from trigrid.plan.plan import Plan, make_plan, number_format, setup_of, step_for
+from trigrid.plan.plan import number_format, setup_of, step_for
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup
 from trigrid.plan.software import Software, engine_software
-from trigrid.plan.space import KNOBS, Degrees, Piping, Sharding, Space, job_of
+from trigrid.plan.space import KNOBS, Degrees, Piping, Sharding, Space
 from trigrid.plan.step import Step
 from trigrid.spec.job import Job
-from trigrid.spec.rules import check_trainable
 
 SLACK = 1.03
 """Layouts are priced, and told in the front, that take up to this many times as long as the best."""
 REPLAYED = 50
 MOST_PLAYED = 500_000
-ACTIONS = 100_000
+ACTIONS = 300_000
 """Of schedules that are replayed at most while pricing, and at the end beside the first FEWEST_REPLAYED layouts."""
+ENOUGH = 16
+"""Rounds of p microbatches from which on a schedule is replayed by fewer (schedule/steady.py)."""
 FEWEST_REPLAYED = 5
 MOST_PRICED = 40_000
 """Where so many bounds are so near to each other, the search ends without a proof."""
+CERTAIN = ("1f1b", "gpipe")
+"""Schedules whose estimate is an upper bound."""
 UNEVEN = 1.2
 """The closed form of memory takes the mean of a rank's chunks: where they differ, what is this little too large is
 looked at chunk by chunk."""
 
 
-class Candidate(NamedTuple):
-    """A layout with its price; bytes of its fullest stage."""
+class Work(NamedTuple):
+    """What a rank computes, however it is ordered and its state sharded."""
 
-    step_s: float
-    bytes: float
-    setup: Setup
-
-
-@dataclass(frozen=True)
-class Counts:
-    """legal: distinct layouts; priced: those whose time was computed; fitting: those of them that fit and are about as
-    fast as the best; replayed: of these.
-
-    The others were left out because their bounds say that they do not fit, or are too slow.
-    """
-
-    legal: int
-    priced: int
-    fitting: int
-    replayed: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found. ranked: replayed layouts that fit, the fastest first; front: Pareto front of memory and
-    time among the priced layouts, the fastest first. proved: no layout that was not replayed can be faster. tightest:
-    where nothing fits, the layout that needs least memory.
-    """
-
-    space: Space
-    software: Software
-    ranked: tuple[Candidate, ...]
-    front: tuple[Candidate, ...]
-    counts: Counts
-    proved: bool
-    tightest: Candidate | None = None
-
-    @property
-    def chosen(self) -> Candidate:
-        """The best layout, or the one that is nearest to fitting."""
-        if self.ranked:
-            return self.ranked[0]
-        assert self.tightest is not None
-        return self.tightest
-
-    @property
-    def job(self) -> Job:
-        return job_of(self.space.job, self.chosen.setup)
-
-    @property
-    def plan(self) -> Plan:
-        return make_plan(self.job, self.software)
-
-    @property
-    def spare_gpus(self) -> int:
-        return self.space.gpus - self.chosen.setup.world
-
-    def trainable(self) -> Candidate | None:
-        """The fastest of the replayed layouts that `trigrid train` runs."""
-        return next((c for c in self.ranked if not check_trainable(job_of(self.space.job, c.setup))), None)
-
-    def within(self, hbm_bytes: float) -> Candidate | None:
-        """The fastest of the front and of the replayed layouts that needs at most `hbm_bytes`."""
-        able = [c for c in (*self.ranked, *self.front) if c.bytes <= hbm_bytes]
-        return min(able, key=lambda c: c.step_s) if able else None
+    grid: Degrees
+    micro_batch: int
+    recompute: str | tuple[str, ...]
 
 
 class Searcher:
@@ -115,59 +59,66 @@ class Searcher:
         self.step: Step = step_for(job.model, job.cluster, software, number_format(job))
         self.ceiling = hbm_bytes or self.step.machine.gpu.hbm_bytes
         self.priced = self.played = 0
+        # Seconds that a layout takes for certain.
+        self.best = float("inf")
         self.bounds = Bounds(self.step, self._some(space.grids[0]))
-        self._fullest: dict[tuple[int, int, bool, bool], tuple[tuple[int, ...], float]] = {}
+        self._least: dict[tuple[Degrees, int, bool], int] = {}
+        self._fullest: dict[tuple[object, ...], tuple[tuple[int, ...], float]] = {}
         self._replays: dict[Setup, Candidate] = {}
         self.found: list[Candidate] = []
-        # By their bound these may be the best, by their closed form not; or their memory is dear to count. They are
-        # looked at when the best are replayed.
+        # By their bound these may be the best, by their estimate not: they are looked at when the best are replayed.
         self.doubtful: list[tuple[float, Setup]] = []
 
     def run(self, replays: int = REPLAYED, slack: float = SLACK) -> Found:
         """Search; the space must not be empty."""
-        # What splits the backward is dear to count: it comes when a good layout without is known.
-        for splits in (False, True):
-            self.found += self._near(slack, splits)
+        self.found += self._near(slack)
         ranked, proved = self._rank(replays)
         counts = Counts(self.space.count(), self.priced, len(self.found), len(self._replays))
         tightest = None if ranked else self.tightest()
-        return Found(self.space, self.software, ranked, self._front(), counts, proved, tightest)
+        front = self._front(ranked[0].step_s) if ranked else ()
+        return Found(self.space, self.software, ranked, front, counts, proved, tightest)
 
     # Bounds and prices
 
-    def _near(self, slack: float, splits: bool) -> Iterator[Candidate]:
-        """Layouts that fit, or nearly so, and are at most `slack` times as slow as the best; those that split the
-        backward, or those that do not."""
-        space, best = self.space, min((c.step_s for c in self._replays.values()), default=float("inf"))
-        heap: list[tuple[float, int, Degrees | Setup]] = []
+    def _near(self, slack: float) -> Iterator[Candidate]:
+        """Layouts that fit, or nearly so, and are at most `slack` times as slow as the best."""
+        space = self.space
+        heap: list[tuple[float, int, Degrees | Work | Setup]] = []
         order = count()
         for grid in space.grids:
-            if any((piping.schedule in SPLIT_BACKWARD) == splits for piping in space.pipings(grid.pp)):
-                heappush(heap, (self._ideal_s(grid), next(order), grid))
-        while heap and heap[0][0] <= slack * best and self.priced < MOST_PRICED:
+            heappush(heap, (min(self._ideal_s(work) for work in self._works(grid)), next(order), grid))
+        while heap and heap[0][0] <= slack * self.best and self.priced < MOST_PRICED:
             bound, _, item = heappop(heap)
             if isinstance(item, Degrees):
-                for setup in self._pipelines(item, splits):
+                for work in self._works(item):
+                    heappush(heap, (self._ideal_s(work), next(order), work))
+                continue
+            if isinstance(item, Work):
+                for setup in self._pipelines(item):
                     least = self.bounds.step_s(setup)
-                    if least <= slack * best:
+                    if least <= slack * self.best:
                         heappush(heap, (least, next(order), setup))
                 continue
             for setup in self._shardings(item):
+                least = max(bound, self.bounds.sharded_s(setup))
+                if least > slack * self.best:
+                    continue
                 self.priced += 1
-                seconds = max(bound, self.step.time(setup).step_s)
-                if seconds > (best if splits else slack * best):
-                    if bound < best or seconds <= slack * best:
+                least += self.bounds.finish_s(setup)
+                seconds = max(least, self.step.estimate_s(setup))
+                if seconds > slack * self.best:
+                    if least < self.best:
                         self.doubtful.append((seconds, setup))
                     continue
                 peak = self._peak(setup)
                 if peak is None:
                     continue
-                if seconds < best:
-                    # What rules out others must be certain: the closed form of a whole backward is an upper bound.
-                    if not splits and peak * self._full_ranks(setup)[1] <= self.ceiling:
-                        best = seconds
+                if seconds < self.best:
+                    # What rules out others must be certain: an upper bound, or a replay.
+                    if setup.schedule in CERTAIN and peak * self._full_ranks(setup)[1] <= self.ceiling:
+                        self.best = seconds
                     elif self.played < MOST_PLAYED:
-                        best = min(best, self.replayed(setup).step_s)
+                        self.best = min(self.best, self.replayed(setup).step_s)
                 yield Candidate(seconds, peak, setup)
 
     def _peak(self, setup: Setup) -> float | None:
@@ -189,21 +140,22 @@ class Searcher:
     def _full_ranks(self, setup: Setup) -> tuple[tuple[int, ...], float]:
         """The ranks that may be the fullest, and the largest chunk of a rank over the mean of its chunks, by which the
         closed form may be wrong."""
-        key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED, setup.schedule in SPLIT_BACKWARD)
+        words = setup.recompute if not isinstance(setup.recompute, str) else ()
+        key = (setup.pp, setup.virtual, setup.schedule in V_SHAPED, setup.schedule in SPLIT_BACKWARD, words)
         found = self._fullest.get(key)
         if found is None:
             held = self.step.memory.held(setup)
             uneven = max(max(map(_blocks, mine.chunks)) * setup.virtual / max(1, mine.layers) for mine in held)
             if len({kind for mine in held for kind in mine.blocks}) > 1:
                 uneven = max(uneven, UNEVEN)
-            found = self._fullest[key] = (fullest_ranks(held, setup.schedule in SPLIT_BACKWARD), uneven)
+            found = self._fullest[key] = (fullest_ranks(held, setup), uneven)
         return found
 
     def replayed(self, setup: Setup) -> Candidate:
         """`setup` with the schedule replayed and memory counted chunk by chunk; endless where it does not fit."""
         found = self._replays.get(setup)
         if found is None:
-            self.played += 2 * setup.pp * setup.virtual * setup.microbatches
+            self.played += 2 * setup.pp * setup.virtual * min(setup.microbatches, ENOUGH * setup.pp)
             peak = self._whole_peak(setup, exact=True)
             seconds = self.step.time(setup, play=True).step_s if peak <= self.ceiling else float("inf")
             found = self._replays[setup] = Candidate(seconds, peak, setup)
@@ -213,29 +165,33 @@ class Searcher:
         space = self.space
         return space.setup(grid, Piping("1f1b", 1), Sharding(1, 1, False, False), 1, space.recomputes[-1])
 
-    def _ideal_s(self, grid: Degrees) -> float:
+    def _works(self, grid: Degrees) -> Iterator[Work]:
         space = self.space
-        some = self._some(grid)
-        micros = space.micro_batches(grid.dp)
-        share = space.job.batch.global_batch // grid.dp
-        return min(self.bounds.ideal_s(some._replace(micro_batch=n, microbatches=share // n)) for n in micros)
+        return (Work(grid, size, kind) for size in space.micro_batches(grid.dp) for kind in space.recomputes)
 
-    def _pipelines(self, grid: Degrees, splits: bool) -> Iterator[Setup]:
-        """All layouts of some degrees but for sharding, those left out that cannot fit however they are sharded."""
-        space = self.space
-        sharding = Sharding(1, 1, False, False)
-        ways = space.shardings(grid)
-        pipings = [piping for piping in space.pipings(grid.pp) if (piping.schedule in SPLIT_BACKWARD) == splits]
-        least = min((self._state(grid, piping, way) for piping in pipings for way in ways), default=0)
-        for piping in pipings:
-            for micro_batch in space.micro_batches(grid.dp):
-                for recompute in space.recomputes:
-                    setup = space.setup(grid, piping, sharding, micro_batch, recompute)
-                    if self._fits(setup, least):
-                        yield setup
+    def _ideal_s(self, work: Work) -> float:
+        grid, micro_batch, recompute = work
+        share = self.space.job.batch.global_batch // grid.dp
+        return self.bounds.ideal_s(grid, micro_batch, share // micro_batch, recompute)
 
-    def _state(self, grid: Degrees, piping: Piping, way: Sharding) -> int:
-        return self.bounds.state_bytes(self.space.setup(grid, piping, way, 1, "none"))
+    def _pipelines(self, work: Work) -> Iterator[Setup]:
+        """All layouts of some work but for sharding, those left out that cannot fit however they are sharded."""
+        grid, micro_batch, recompute = work
+        some = self.space.setup(grid, Piping("1f1b", 1), Sharding(1, 1, False, False), micro_batch, recompute)
+        for piping in self.space.pipings(grid.pp):
+            setup = some._replace(schedule=piping.schedule, virtual=piping.virtual)
+            if self._fits(setup, self._least_state(grid, piping)):
+                yield setup
+
+    def _least_state(self, grid: Degrees, piping: Piping) -> int:
+        """Bytes of the first rank's state, sharded in the way that leaves least."""
+        key = (grid, piping.virtual, piping.schedule in V_SHAPED)
+        found = self._least.get(key)
+        if found is None:
+            ways = self.space.shardings(grid)
+            setups = [self.space.setup(grid, piping, way, 1, "none") for way in ways]
+            found = self._least[key] = min(map(self.bounds.state_bytes, setups), default=0)
+        return found
 
     def _fits(self, setup: Setup, state: int) -> bool:
         """Whether `setup` may fit with so much state on its first rank."""
@@ -258,7 +214,7 @@ class Searcher:
         waiting = sorted([*((c.step_s, c.setup) for c in self.found), *self.doubtful])
         known = {c.setup for c in self.found}
         for number, (_, setup) in enumerate(waiting):
-            may_win = self.bounds.step_s(setup) < best
+            may_win = self._least_s(setup) < best
             if not may_win and number >= replays:
                 continue
             if number >= FEWEST_REPLAYED and (self.played - before >= ACTIONS or number >= 2 * replays):
@@ -269,11 +225,18 @@ class Searcher:
             best = min(best, self.replayed(setup).step_s)
         return tuple(sorted(c for c in self._replays.values() if c.bytes <= self.ceiling)), proved
 
-    def _front(self) -> tuple[Candidate, ...]:
-        """Each layout for which none is both as fast and as small."""
+    def _least_s(self, setup: Setup) -> float:
+        bounds = self.bounds
+        return max(bounds.step_s(setup), bounds.sharded_s(setup)) + bounds.finish_s(setup)
+
+    def _front(self, best_s: float) -> tuple[Candidate, ...]:
+        """Each layout for which none is both as fast and as small; estimates only where nothing was replayed, and none
+        below the best."""
+        known = {c.setup: c for c in self.found} | self._replays
         front: list[Candidate] = []
-        able = (c for c in (*self.found, *self._replays.values()) if c.bytes <= self.ceiling)
-        for candidate in sorted(able):
+        for candidate in sorted(c for c in known.values() if c.bytes <= self.ceiling):
+            if candidate.step_s < best_s:
+                continue
             if not front or candidate.bytes < front[-1].bytes:
                 front.append(candidate)
         return tuple(front)
@@ -318,7 +281,7 @@ def search_layouts(
 
     hbm_bytes: what a GPU may hold, in place of the catalogue's. None where no layout goes with GPUs and batch.
     """
-    software = software or engine_software(job.run.precision)
+    software = software or engine_software(job)
     drops = selective_drops(job, software)
     space = Space(job, open, gpus or job.parallel.world, setup_of(job, software), selective=drops)
     return Searcher(space, software, hbm_bytes).run() if space.grids else None

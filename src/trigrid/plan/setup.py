@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from trigrid.blueprint import split_layers
 from trigrid.plan.compute import Cut
-from trigrid.schedule import Order, Schedule, in_flight, make_schedule, order_of
 from trigrid.spec.layout import V_SHAPED as V_SHAPED
 
 SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipev")
@@ -15,9 +14,9 @@ SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipev")
 
 class Setup(NamedTuple):
     """A layout and a batch. microbatches: of one rank and step; recompute: "none", "selective" or "full", the last for
-    `recomputed` of the blocks. stage_layers: by stage, all pp · virtual of them; empty: as even as they go. order:
-    axes, slowest first. gather_per_use, reduce_per_microbatch: ZeRO's two policies. imbalance: load of the fullest
-    expert rank over the mean."""
+    `recomputed` of the blocks, or such a word for each stage. stage_layers: by stage, all pp · virtual of them; empty:
+    as even as they go. order: axes, slowest first. gather_per_use, reduce_per_microbatch: ZeRO's two policies.
+    imbalance: load of the fullest expert rank over the mean."""
 
     tp: int = 1
     cp: int = 1
@@ -34,7 +33,7 @@ class Setup(NamedTuple):
     microbatches: int = 1
     sequence: int = 4096
     sequence_parallel: bool = True
-    recompute: str = "none"
+    recompute: str | tuple[str, ...] = "none"
     recomputed: float = 1.0
     stage_layers: tuple[int, ...] = ()
     order: tuple[str, ...] = ("dp", "pp", "cp", "tp")
@@ -53,6 +52,15 @@ class Setup(NamedTuple):
     def cut(self) -> Cut:
         sp = self.sequence_parallel and self.tp > 1
         return Cut(self.tp, self.cp, self.ep, sp, self.micro_batch, self.sequence)
+
+    @property
+    def recompute_text(self) -> str:
+        """What is recomputed in one word, or in one for each stage as a flag takes them."""
+        return self.recompute if isinstance(self.recompute, str) else ",".join(self.recompute)
+
+    def at(self, stage: int) -> Setup:
+        """The setup with what one stage recomputes in place of what all do."""
+        return self if isinstance(self.recompute, str) else self._replace(recompute=self.recompute[stage])
 
     def strides(self) -> dict[str, int]:
         """Distance in ranks between neighbours along each axis."""
@@ -74,31 +82,21 @@ class Setup(NamedTuple):
         return stage % self.pp
 
 
-@lru_cache(maxsize=512)
-def schedule_of(name: str, pp: int, microbatches: int, virtual: int) -> Schedule:
-    """The schedule, made once."""
-    return make_schedule(name, pp, microbatches, virtual)
-
-
-@lru_cache(maxsize=64)
-def order_for(name: str, pp: int, microbatches: int, virtual: int) -> Order:
-    """An order in which the schedule can be played, made once."""
-    return order_of(schedule_of(name, pp, microbatches, virtual))
-
-
 @lru_cache(maxsize=4096)
 def most_in_flight(name: str, pp: int, microbatches: int, virtual: int) -> tuple[tuple[int, int], ...]:
-    """By rank, the most chunks whose activations it holds until their input and until their weight backward.
+    """By rank i, the most chunks whose activations it holds until their input and until their weight backward.
 
-    Closed forms for 1f1b, min(m, p − i); gpipe, m; interleaved, min(m·v, 2(p − i − 1) + (v − 1)·p + 1), all
-    (Narayanan 2021). The others are counted from the schedule, at no more microbatches than fill it.
+    gpipe: m. 1f1b: min(m, p − i). interleaved: min(m·v, 2(p − i − 1) + (v − 1)·p + 1) (Narayanan 2021, section 2.2).
+    zb-h1: min(m, p − i) and min(m, p) (Qi 2023, section 3.1). zbv and dualpipev: at most 2p and 2p + 1, and while few
+    microbatches are there, those that have passed the rank going down, and coming back as far as the way is filled.
     """
+    m = microbatches
     if name == "gpipe":
-        return ((microbatches, microbatches),) * pp
-    if name == "1f1b" or (name == "interleaved" and virtual == 1):
-        return tuple((n, n) for n in (min(microbatches, pp - rank) for rank in range(pp)))
-    if name == "interleaved":
+        return ((m, m),) * pp
+    if name == "interleaved" and virtual > 1:
         most = (2 * (pp - rank - 1) + (virtual - 1) * pp + 1 for rank in range(pp))
-        return tuple((n, n) for n in (min(microbatches * virtual, n) for n in most))
-    enough = min(microbatches, 4 * pp)
-    return tuple((found.until_input, found.until_weight) for found in in_flight(schedule_of(name, pp, enough, virtual)))
+        return tuple((n, n) for n in (min(m * virtual, n) for n in most))
+    if name in V_SHAPED:
+        cap = 2 * pp + (name == "dualpipev")
+        return tuple((n, n) for n in (min(2 * m, m + 1 + rank, cap) for rank in range(pp)))
+    return tuple((min(m, pp - rank), min(m, pp if name == "zb-h1" else pp - rank)) for rank in range(pp))

@@ -24,7 +24,8 @@ from trigrid.schedule import (
     replay,
 )
 from trigrid.schedule.auto import Auto
-from trigrid.schedule.times import read_durations
+from trigrid.schedule.recorded import read_recorded, times_of
+from trigrid.schedule.times import Times, read_durations
 from trigrid.schedule.waits import Waits, waits
 from trigrid.spec.job import Job
 
@@ -79,14 +80,15 @@ def simulate(
 ) -> Simulation:
     """Play a step of `job`. software: this project's engine where it is left out.
 
-    durations: a CSV of times in place of the planner's (schedule/times.py); schedule: a file of actions in place of the
-    job's schedule or schedule_file. Raises Refused where files cannot be read or do not go with the job.
+    durations: in place of the planner's, a CSV (schedule/times.py), a run's folder or its trace.json; schedule:
+    a file of actions in place of the job's schedule or schedule_file. Raises Refused where files cannot be read or do
+    not go with the job.
     """
     automatic = job.parallel.schedule == "auto"
     named = named_job(job) if automatic else job
     step = step_of(named, software)
     stages = stages_of(step, setup_of(named, step.software))
-    times = read_durations(durations, len(stages.placement)) if durations else None
+    times = _times(durations, stages) if durations else None
     played = times.durations if times else stages.durations
     auto = None
     file = schedule or (Path(job.parallel.schedule_file) if job.parallel.schedule_file else None)
@@ -106,6 +108,15 @@ def simulate(
     return Simulation(
         job=job, stages=stages, durations=played, given=times is not None, timeline=timeline, auto=auto
     )
+
+
+def _times(path: Path, stages: Stages) -> Times:
+    """The times in `path`, a CSV or what a run has recorded of one step."""
+    if path.suffix.lower() != ".json" and not path.is_dir():
+        return read_durations(path, len(stages.placement))
+    setup = stages.setup
+    named = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
+    return times_of(read_recorded(path), named)
 
 
 def _from_file(path: Path, stages: Stages) -> Schedule:

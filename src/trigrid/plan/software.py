@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Literal
 
-from trigrid.blueprint.claims import Kernels
+from trigrid.blueprint.terms import Kernels
 from trigrid.errors import Problem, Refused
 from trigrid.spec.job import Job
 

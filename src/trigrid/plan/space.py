@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from trigrid.plan.setup import Setup
 from trigrid.spec.job import Job
-from trigrid.spec.layout import V_SHAPED, Layout, ScheduleName, ZeroStage, zero_policy
+from trigrid.spec.layout import V_SHAPED, ScheduleName, ZeroStage, zero_policy
 from trigrid.spec.rules import check
 
 KNOBS = (
@@ -170,9 +170,15 @@ class Space:
             for virtual in fitting if "virtual_stages" in self.open else (layout.virtual_stages,):
                 stages = pp * virtual
                 enough = stages <= layers and pp > 1 if virtual > 1 else stages <= layers + 2
-                given = len(layout.stage_layers) in (0, stages)
+                given = len(layout.stage_layers) in (0, stages) and self._named_stages in (0, stages)
                 if virtual in fitting and enough and given:
                     yield Piping(name, virtual)
+
+    @property
+    def _named_stages(self) -> int:
+        """Stages of which each has its own recomputation, where all are given."""
+        given = self.job.parallel.recompute
+        return 0 if "recompute" in self.open or isinstance(given, str) else len(given)
 
     @cached_property
     def _policies(self) -> tuple[Sharding, ...]:
@@ -235,7 +241,7 @@ class Space:
         return {}
 
     @property
-    def recomputes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str | tuple[str, ...], ...]:
         """From the least memory to the most."""
         if "recompute" not in self.open:
             return (self.job.parallel.recompute,)
@@ -243,7 +249,14 @@ class Space:
 
     # Candidates
 
-    def setup(self, grid: Degrees, piping: Piping, sharding: Sharding, micro_batch: int, recompute: str) -> Setup:
+    def setup(
+        self,
+        grid: Degrees,
+        piping: Piping,
+        sharding: Sharding,
+        micro_batch: int,
+        recompute: str | tuple[str, ...],
+    ) -> Setup:
         copies, zero, gather, reduce = sharding
         return self.base._replace(
             tp=grid.tp,
@@ -278,55 +291,3 @@ class Space:
             len(self.pipings(grid.pp)) * len(self.shardings(grid)) * len(self.micro_batches(grid.dp)) * others
             for grid in self.grids
         )
-
-
-def job_of(job: Job, setup: Setup) -> Job:
-    """`job` in the layout and the batch of `setup`."""
-    zero = cast(ZeroStage, setup.zero)
-    layout = replace(
-        job.parallel,
-        tp=setup.tp,
-        cp=setup.cp,
-        pp=setup.pp,
-        dp=setup.dp,
-        ep=setup.ep,
-        dp_replicate=setup.dp_replicate,
-        zero=zero,
-        gather="auto",
-        reduce="auto",
-        schedule=cast(ScheduleName, setup.schedule),
-        virtual_stages=setup.virtual,
-        recompute=cast(Literal["none", "selective", "full"], setup.recompute),
-        sequence_parallel=setup.sequence_parallel,
-        stage_layers=setup.stage_layers,
-    )
-    implied = zero_policy(layout)
-    if implied.gather_per_use != setup.gather_per_use:
-        layout = replace(layout, gather="per_use" if setup.gather_per_use else "per_step")
-    if implied.reduce_per_microbatch != setup.reduce_per_microbatch:
-        layout = replace(layout, reduce="per_microbatch" if setup.reduce_per_microbatch else "per_step")
-    batch = replace(
-        job.batch,
-        micro_batch=setup.micro_batch,
-        global_batch=setup.dp * setup.micro_batch * setup.microbatches,
-        sequence=setup.sequence,
-    )
-    return replace(job, parallel=layout, batch=batch)
-
-
-def neutral(layout: Layout, given: frozenset[str]) -> Layout:
-    """`layout` with the smallest values of what is not `given` that go with what is: a sound base for a search."""
-    changes: dict[str, object] = {}
-    if "schedule" not in given and layout.virtual_stages > 1:
-        changes["schedule"] = "interleaved"
-    if "virtual_stages" not in given and layout.schedule in V_SHAPED:
-        changes["virtual_stages"] = 2
-    piped = "virtual_stages" in changes or layout.virtual_stages > 1
-    if "pp" not in given:
-        stages = len(layout.stage_layers) // int(cast(int, changes.get("virtual_stages", layout.virtual_stages)))
-        changes["pp"] = max(1 + piped, stages)
-    if "zero" not in given and layout.gather == "per_use":
-        changes["zero"] = 3
-    if "dp" not in given:
-        changes["dp"] = max(layout.dp_replicate, layout.ep)
-    return replace(layout, **changes)  # type: ignore[arg-type]

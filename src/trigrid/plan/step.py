@@ -10,7 +10,7 @@ Parts (of the rank that works longest)
     gather       ... and its gathers, beyond the first forward
     tied         the tied embedding's sum between first and last stage
     optimizer    the update's passes over memory
-    jitter       waiting for the slowest rank
+    jitter       waiting for the slowest copy of the model
     fixed        what every step costs
 `links` holds how long the wires of a part are busy: what is exposed is never more.
 """
@@ -25,11 +25,11 @@ from trigrid.plan.compute import Compute
 from trigrid.plan.machine import Machine
 from trigrid.plan.memory import Memory
 from trigrid.plan.network import Network
-from trigrid.plan.pipeline import Chunk, Pipeline, closed_form, durations, pipeline_of
+from trigrid.plan.pipeline import Chunk, Pipeline, Shape, closed_form, durations, estimate, pipeline_of, shape_of
 from trigrid.plan.places import Groups, groups_of
-from trigrid.plan.setup import V_SHAPED, Setup, order_for
+from trigrid.plan.setup import V_SHAPED, Setup
 from trigrid.plan.software import Software
-from trigrid.schedule import Timeline, replay
+from trigrid.schedule import end_s
 from trigrid.spec.model import ModelSpec
 
 LINKS = ("tp", "cp", "ep", "zero", "p2p", "reduce", "gather", "tied")
@@ -42,15 +42,15 @@ Units = tuple[tuple[str, int], ...]
 @dataclass(frozen=True)
 class StepTime:
     """parts_s sum to step_s. links_s: busy wires of a part. bubble_ratio: idle ÷ busy, idle_share: idle ÷ pipeline, of
-    all ranks together. timeline: where the schedule was replayed."""
+    all ranks together. pipeline: the stages, which take pipeline_s for all microbatches."""
 
     step_s: float
     parts_s: dict[str, float]
     links_s: dict[str, float]
     bubble_ratio: float
     idle_share: float
-    stages: tuple[Chunk, ...]
-    timeline: Timeline | None = None
+    pipeline: Pipeline
+    pipeline_s: float
 
 
 class Step:
@@ -64,10 +64,10 @@ class Step:
         self._slower = machine.values["overlap.slowdown"] - 1.0
         self._tail = machine.values["overlap.tail"]
         self._hbm = machine.gpu.hbm_Bps * machine.values[f"hbm.{software.generation}"]
-        self._chunks: dict[tuple[object, ...], dict[Units, Chunk]] = {}
         self._groups: dict[tuple[object, ...], Groups] = {}
         self._priced: dict[tuple[str, tuple[object, ...]], Chunk] = {}
         self._pipelines: dict[tuple[object, ...], Pipeline] = {}
+        self._shapes: dict[tuple[object, ...], Shape] = {}
         self._transfers: dict[tuple[object, ...], tuple[float, float, int]] = {}
 
     # Where ranks sit
@@ -80,17 +80,6 @@ class Step:
         return found
 
     # Stages
-
-    def stages(self, setup: Setup) -> tuple[Chunk, ...]:
-        """Every stage, from the embedding's to the head's."""
-        units = self._chunks.setdefault(self._setting(setup), {})
-        found = []
-        for kinds in self.memory.units_of_stages(setup):
-            chunk = units.get(kinds)
-            if chunk is None:
-                chunk = units[kinds] = self._price(setup, kinds)
-            found.append(chunk)
-        return tuple(found)
 
     def _price(self, setup: Setup, kinds: Units) -> Chunk:
         key = self._setting(setup)
@@ -118,8 +107,10 @@ class Step:
         if setup.imbalance > 1.0:
             extra = time.routed_s * (setup.imbalance - 1.0)
             forward, into, weight = forward + extra, into + extra, weight + extra
-        repeats = {"none": 0.0, "selective": 0.0, "full": setup.recomputed}[setup.recompute] if block else 0.0
-        again = repeats * forward + (time.again_s if block and setup.recompute == "selective" else 0.0)
+        repeats = setup.recomputed if block and setup.recompute == "full" else 0.0
+        cheap = block and setup.recompute == "selective"
+        in_pieces = kind == "head" and software.kernels.loss == "pieces"
+        again = repeats * forward + (time.again_s if cheap or in_pieces else 0.0)
 
         tp_forward, tp_backward, tp_link = self._tensor_parallel(setup, unit.enters, unit.leaves, forward, weight)
         tp_again = repeats * tp_forward
@@ -236,26 +227,33 @@ class Step:
 
     def pipeline(self, setup: Setup) -> Pipeline:
         """The stages and what a step needs of them, made once for all batch sizes and most ways to shard."""
-        shape = (setup.virtual, setup.schedule in V_SHAPED, setup.stage_layers)
-        key = (*self._setting(setup), *shape)
+        key = (*self._setting(setup), setup.virtual, setup.schedule in V_SHAPED, setup.stage_layers)
         found = self._pipelines.get(key)
         if found is None:
-            found = self._pipelines[key] = pipeline_of(
-                self.stages(setup), [rank.stages for rank in self.memory.held(setup)]
-            )
+            shape = self._shape(setup)
+            firsts = [shape.placed.index(kind) for kind in range(len(shape.kinds))]
+            alone = zip(firsts, shape.kinds, strict=True)
+            chunks = tuple([self._price(setup.at(stage), kinds) for stage, kinds in alone])
+            found = self._pipelines[key] = pipeline_of(shape, chunks)
+        return found
+
+    def _shape(self, setup: Setup) -> Shape:
+        words = setup.recompute if not isinstance(setup.recompute, str) else ("",) * (setup.pp * setup.virtual)
+        key = (setup.virtual, setup.schedule in V_SHAPED, setup.stage_layers, words)
+        found = self._shapes.get(key)
+        if found is None:
+            held = [rank.stages for rank in self.memory.held(setup)]
+            found = self._shapes[key] = shape_of(self.memory.units_of_stages(setup), held, words)
         return found
 
     def time(self, setup: Setup, *, play: bool = False) -> StepTime:
-        """The step; `play` replays the schedule, else a closed form that is exact for equal stages."""
+        """The step; `play` replays the schedule, else a closed form that no replay exceeds (see `closed_form`)."""
         piped, pp, m = self.pipeline(setup), setup.pp, setup.microbatches
         message = self._message_s(setup)
-        timeline = None
         if pp == 1:
             pipeline = m * piped.longest_s
         elif play:
-            order = order_for(setup.schedule, pp, m, setup.virtual)
-            timeline = replay(order, durations(setup, piped.stages, message))
-            pipeline = timeline.step_s
+            pipeline = end_s(setup.schedule, pp, m, setup.virtual, durations(setup, piped.stages, message))
         else:
             pipeline = closed_form(setup, piped, message)
         waiting = max(0.0, pipeline - m * piped.longest_s)
@@ -265,8 +263,8 @@ class Step:
         compute = piped.longest_s - tp - cp - ep - zero
         gather, reduce, tied, optimizer, gather_link, reduce_link = self._finish(setup, piped)
         known = m * piped.longest_s + waiting + gather + reduce + tied + optimizer
-        values, world = self.machine.values, setup.world
-        jitter = known * values["jitter.share"] * min(1.0, log2(world) / 10)
+        values = self.machine.values
+        jitter = known * self._jitter_share(setup)
         fixed = values[f"step.{self.software.generation}"]
         spent = (m * compute, m * tp, m * cp, m * ep, m * zero, p2p, waiting - p2p, reduce, gather, tied, optimizer)
         parts = dict(zip(PARTS, (*spent, jitter, fixed), strict=True))
@@ -274,14 +272,29 @@ class Step:
         links = dict(zip(LINKS, (*busy, p2p_link, reduce_link, gather_link, tied), strict=True))
         total = m * piped.sum_s
         idle = max(0.0, pp * pipeline - total)
-        stages = piped.stages
-        return StepTime(known + jitter + fixed, parts, links, idle / total, idle / (pp * pipeline), stages, timeline)
+        return StepTime(known + jitter + fixed, parts, links, idle / total, idle / (pp * pipeline), piped, pipeline)
+
+    def estimate_s(self, setup: Setup) -> float:
+        """About the step's seconds, without its parts: the price by which a search sorts what it may replay."""
+        piped, m = self.pipeline(setup), setup.microbatches
+        seconds = m * piped.longest_s if setup.pp == 1 else estimate(setup, piped, self._message_s(setup))
+        known = seconds + self.finish_s(setup)
+        return known * (1.0 + self._jitter_share(setup)) + self.machine.values[f"step.{self.software.generation}"]
+
+    def _jitter_share(self, setup: Setup) -> float:
+        """Copies of the model meet once a step, and wait for the slowest. What meets for every microbatch, a pipeline's
+        stages and TP's ranks, waits in every measured step, and the fitted rates have it in them."""
+        return self.machine.values["jitter.share"] * min(1.0, log2(setup.dp * setup.cp) / 10)
+
+    def finish_s(self, setup: Setup) -> float:
+        """Seconds of the step beyond the pipeline, but for jitter and what every step costs."""
+        return sum(self._finish(setup, self.pipeline(setup))[:4])
 
     def _finish(self, setup: Setup, piped: Pipeline) -> tuple[float, float, float, float, float, float]:
         """Seconds of gather, reduce, tied sum and optimizer beyond the pipeline, and of the links of the first two:
         what comes before the first forward and after the last backward of the first rank, which ends last."""
         software, policy = self.software, self.software.policy
-        gather, reduce, units = self._step_transfers(setup)
+        gather, reduce, units = self.transfers(setup)
         gather_link = gather if setup.zero and not setup.gather_per_use else 0.0
         reduce_link = 0.0 if setup.reduce_per_microbatch else reduce
         window = piped.first_backward_s * (units - 1) / units if software.overlap_dp else 0.0
@@ -302,7 +315,7 @@ class Step:
         optimizer = (updated * passes + state[2]) / self._hbm
         return exposed_gather, exposed_reduce, tied, optimizer, gather_link, reduce_link
 
-    def _step_transfers(self, setup: Setup) -> tuple[float, float, int]:
+    def transfers(self, setup: Setup) -> tuple[float, float, int]:
         """Seconds to gather and to reduce all units of the first rank, and how many they are."""
         shape = (setup.stage_layers, setup.virtual, setup.schedule in V_SHAPED)
         degrees = (setup.tp, setup.cp, setup.pp, setup.dp, setup.ep, setup.dp_replicate)
@@ -344,9 +357,11 @@ class Step:
         cut, policy, m = setup.cut, self.software.policy, setup.microbatches
         region = cut.tokens * self.spec.hidden * policy.compute
         tp = zero = replicate = 0.0
+        stages = self.memory.held(setup)[0].stages
+        full = sum(setup.at(stage).recompute == "full" for stage in stages) / len(stages)
         for kind, count in self.memory.parts(setup, 0):
             unit = claims(self.spec, kind, self.software.kernels)
-            again = unit.enters + unit.leaves if setup.recompute == "full" else 0
+            again = full * (unit.enters + unit.leaves)
             tp += count * region * ((unit.enters + unit.leaves) * (2 if cut.sequence_parallel else 1) + again)
             numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
             zero += count * numel * policy.reduce * (m if setup.reduce_per_microbatch else 1)

@@ -96,7 +96,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     except (csv.Error, UnicodeDecodeError) as error:
         raise Refused([Problem("rows", str(path), f"not a CSV file: {error}")]) from error
     if missing := [name for name in NEEDED if name not in columns]:
-        raise Refused([Problem("rows", str(path), f"lacks the columns {', '.join(missing)}", NEEDED)])
+        lacks = "lacks" if columns else "is empty: it lacks"
+        raise Refused([Problem("rows", str(path), f"{lacks} the columns {', '.join(missing)}")])
     if not rows:
         raise Refused([Problem("rows", str(path), "has no rows")])
     return rows
@@ -128,15 +129,13 @@ class Planner:
         setup = setup or case.setup
         memory = self.step(case).memory
         ranks = range(setup.pp) if case.rank is None else (case.rank,)
-        share = memory.reserved_share
         peak = 0.0
         for rank in ranks:
             use = memory.use(setup, rank)
-            allocated = use.training_bytes + self.values["memory.workspace_bytes"]
             if case.meter == "allocated":
-                peak = max(peak, allocated)
+                peak = max(peak, memory.allocated_bytes(use))
             elif case.meter == "reserved":
-                peak = max(peak, allocated / share)
+                peak = max(peak, memory.reserved_bytes(setup, use))
             else:
                 peak = max(peak, memory.device_bytes(setup, use))
         return peak
@@ -160,12 +159,16 @@ def judge(row: Mapping[str, str], planner: Planner) -> RowResult:
     time_why, memory_why = list(why), list(why)
     if case.measured_step_s is None:
         time_why.append("no step time")
+    elif case.time_doubt:
+        time_why.append(case.time_doubt)
     elif not case.benchmark:
         time_why.append("the time is of a functional test")
     else:
         time_why += _open_for_time(case, planner)
     if case.measured_memory_bytes is None:
         memory_why.append("no memory")
+    elif case.memory_doubt:
+        memory_why.append(case.memory_doubt)
     else:
         memory_why += _open_for_memory(case, planner)
     time_used, memory_used = not time_why, not memory_why

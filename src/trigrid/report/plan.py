@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
+from trigrid.plan.figures import TOKENS, memory_wall
 from trigrid.plan.goodput import goodput
 from trigrid.plan.plan import DOES_NOT_FIT, TIGHT, Plan, Stage, number_format, step_for
 from trigrid.plan.software import Policy
@@ -13,8 +14,6 @@ from trigrid.report.units import days, figures, gib, scaled, seconds
 from trigrid.spec.cluster import Tier
 
 WIDTH = 100
-TOKENS = 1e12
-"""Of the training that is told where none is asked."""
 MOST_STAGES = 10
 """Stages shown; of more the first, the last and the fullest."""
 PART_NAMES = {
@@ -32,7 +31,7 @@ PART_NAMES = {
     "jitter": "slowest rank (jitter)",
     "fixed": "fixed",
 }
-AXIS_OF_PART = {"zero": "dp", "reduce": "dp", "gather": "dp", "p2p": "pp", "tied": "pp"}
+AXIS_OF_PART = {"reduce": "zero", "gather": "zero", "p2p": "pp", "tied": "pp"}
 SMALL = 0.0005
 
 
@@ -127,18 +126,6 @@ def _wall(plan: Plan) -> list[str]:
     return _rows([("memory wall", text)])
 
 
-def memory_wall(plan: Plan) -> dict[str, float]:
-    """Bytes of the whole state by the plan's precision policy, of one server's GPUs, and what is missing."""
-    state = float(plan.parameters * plan.software.policy.total)
-    server = float(plan.ceiling_bytes * plan.machine.gpus_per_node)
-    return {
-        "bytes_per_parameter": plan.software.policy.total,
-        "state_bytes": state,
-        "server_bytes": server,
-        "deficit_bytes": max(0.0, state - server),
-    }
-
-
 def policy_text(policy: Policy) -> str:
     """A precision policy in words."""
     parts = (("weights", policy.weights), ("master", policy.master), ("gradients", policy.gradients))
@@ -154,7 +141,7 @@ def _grid(plan: Plan) -> list[str]:
         shape += f", EP {setup.ep} inside DP"
     if setup.dp_replicate > 1:
         shape += f", {setup.dp_replicate} copies of {setup.shards} shards (HSDP)"
-    crossed = ", ".join(f"{axis.upper()} over {tier}" for axis, tier in _tiers(plan).items())
+    crossed = ", ".join(f"{axis.upper()} over {tier}" for axis, tier in _tiers(plan).items() if axis != "zero")
     policy = f"ZeRO-{setup.zero}"
     if setup.zero == 3:
         policy += ", weights gathered for each use" if setup.gather_per_use else ", weights gathered once a step"
@@ -166,7 +153,7 @@ def _grid(plan: Plan) -> list[str]:
     return _rows(
         [
             ("grid", f"{shape} = {setup.world:,} GPUs" + (f"; {crossed}" if crossed else "")),
-            ("layout", f"{policy}; {pipeline}recomputation {setup.recompute}; software {plan.software.name}"),
+            ("layout", f"{policy}; {pipeline}recomputation {setup.recompute_text}; software {plan.software.name}"),
             (
                 "batch",
                 f"{batch.global_batch:,} sequences of {batch.sequence:,} tokens = dp {setup.dp} × micro-batch "
@@ -177,7 +164,7 @@ def _grid(plan: Plan) -> list[str]:
 
 
 def _tiers(plan: Plan) -> dict[str, str]:
-    """The network that each axis crosses, in words; axes of one rank are left out."""
+    """The network that each axis crosses, and that shards do, in words; axes of one rank are left out."""
     job = plan.job
     groups = step_for(job.model, job.cluster, plan.software, number_format(job)).groups(plan.setup)
     tiers = {
@@ -185,11 +172,11 @@ def _tiers(plan: Plan) -> dict[str, str]:
         "cp": groups.cp.tier,
         "pp": groups.neighbours,
         "ep": groups.ep.tier,
-        "dp": groups.batch.tier,
+        "dp": groups.batch.tier if job.parallel.dp > 1 else Tier.LOCAL,
+        "zero": groups.zero.tier,
     }
     words = {Tier.NVLINK: "NVLink", Tier.LEAF: "the leaf", Tier.SPINE: "the spine"}
-    degrees = job.parallel.degree
-    return {axis: words[t] for axis, t in tiers.items() if t in words and (axis != "dp" or degrees("dp") > 1)}
+    return {axis: words[tier] for axis, tier in tiers.items() if tier in words}
 
 
 COLUMNS = {

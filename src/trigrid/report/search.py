@@ -8,8 +8,8 @@ from textwrap import wrap
 from trigrid.plan.around import Around, Move, Recompute, Why
 from trigrid.plan.changes import Change
 from trigrid.plan.explain import Explanation
+from trigrid.plan.found import Candidate, Found
 from trigrid.plan.plan import TIGHT, Plan
-from trigrid.plan.search import Candidate, Found
 from trigrid.plan.setup import Setup
 from trigrid.report.console import table
 from trigrid.report.plan import WIDTH, verdict
@@ -17,6 +17,8 @@ from trigrid.report.units import figures, gib, seconds
 from trigrid.spec.gpu import GIB
 
 RUNNERS_UP = 4
+MUCH_SLOWER = 1.2
+"""Layouts that take more than this many times as long are not told."""
 MOST_OF_FRONT = 8
 
 
@@ -34,7 +36,7 @@ def layout_text(setup: Setup) -> str:
         zero += f" ×{setup.dp_replicate}"
     schedule = f"{setup.schedule} v{setup.virtual}" if setup.virtual > 1 else setup.schedule
     piped = [schedule] if setup.pp > 1 else []
-    return " ".join([*parts, zero, *piped, f"mb{setup.micro_batch}", f"recompute {setup.recompute}"])
+    return " ".join([*parts, zero, *piped, f"mb{setup.micro_batch}", f"recompute {setup.recompute_text}"])
 
 
 def search_lines(
@@ -52,7 +54,9 @@ def search_lines(
         f"  {word} of {counts.legal:,} legal layouts: {layout_text(found.chosen.setup)}",
         *_wrapped(
             f"{counts.priced:,} were priced, the others are too slow or too large by a bound; {counts.replayed:,} were "
-            f"replayed{'' if found.proved else ', and not all that a bound leaves open'}",
+            f"replayed{'' if found.proved else ', and not all that a bound leaves open'}"
+            if found.ranked
+            else "none fits: this is the one that needs least memory",
             "  ",
         ),
     ]
@@ -70,7 +74,7 @@ def search_lines(
 
 def _others(found: Found, plan: Plan) -> list[str]:
     lines: list[str] = []
-    others = _distinct(found.ranked[1:])
+    others = _distinct(found.ranked) if found.ranked else []
     if others:
         lines.append("  runners-up")
         lines += _candidates(others, found.chosen)
@@ -91,12 +95,20 @@ def _others(found: Found, plan: Plan) -> list[str]:
 
 
 def _distinct(ranked: Sequence[Candidate]) -> list[Candidate]:
-    """The first of each set of degrees."""
+    """The next best layouts: the first of each set of degrees, then others of the same degrees."""
+    best = ranked[0]
+    near = [candidate for candidate in ranked if candidate.step_s <= MUCH_SLOWER * best.step_s]
     found: dict[tuple[int, ...], Candidate] = {}
-    for candidate in ranked:
-        setup = candidate.setup
-        found.setdefault((setup.tp, setup.cp, setup.pp, setup.dp, setup.ep), candidate)
-    return list(found.values())[:RUNNERS_UP]
+    for candidate in near:
+        found.setdefault(_degrees(candidate), candidate)
+    others = list(found.values())[1 : RUNNERS_UP + 1]
+    more = [candidate for candidate in near[1:] if candidate not in others]
+    return sorted([*others, *more[: RUNNERS_UP - len(others)]], key=lambda candidate: candidate.step_s)
+
+
+def _degrees(candidate: Candidate) -> tuple[int, ...]:
+    setup = candidate.setup
+    return setup.tp, setup.cp, setup.pp, setup.dp, setup.ep
 
 
 def _candidates(candidates: Sequence[Candidate], best: Candidate) -> list[str]:
@@ -108,7 +120,11 @@ def _candidates(candidates: Sequence[Candidate], best: Candidate) -> list[str]:
 
 def _spare(found: Found, batch: tuple[int, Candidate] | None) -> str:
     setup = found.chosen.setup
-    text = f"{found.spare_gpus:,} of {found.space.gpus:,} GPUs are spare: {setup.world:,} are used"
+    nodes, rest = divmod(found.spare_gpus, found.space.job.cluster.gpus_per_node)
+    spare = f"{found.spare_gpus:,} of {found.space.gpus:,} GPUs"
+    if nodes and not rest:
+        spare += f" ({nodes:,} nodes)" if nodes > 1 else " (a node)"
+    text = f"{spare} are spare: {setup.world:,} are used"
     if batch is None:
         return text
     size, candidate = batch
@@ -141,15 +157,22 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 def explanation_text(found: Explanation) -> str:
     """A figure with its formula, inputs and source."""
-    inputs = ", ".join(f"{name} = {value}" for name, value in found.inputs.items())
+    inputs = ", ".join(f"{name} = {_plain(value)}" for name, value in found.inputs.items())
     in_bytes = found.unit == "bytes"
-    value = f"{found.value / GIB:,.3f} GiB ({found.value:,.0f} bytes)" if in_bytes else f"{found.value:.6g}"
+    value = f"{found.value / GIB:,.3f} GiB ({found.value:,.0f} bytes)" if in_bytes else _plain(found.value)
     unit = "" if in_bytes else f" {found.unit}"
     rows = (("formula", found.formula), ("inputs", inputs), ("source", found.source))
     lines = [f"{found.figure} = {value}{unit}"]
     for name, text in rows:
         lines += wrap(f"  {name:8} {text}", WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    """An input as it is, but for digits of a fraction that say nothing."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e5 else f"{value:.6g}"
 
 
 def sensitivity_text(around: Around, moves: Sequence[Move]) -> str:
@@ -236,7 +259,7 @@ def search_json(
             "replayed": counts.replayed,
         },
         "proved": found.proved,
-        "runners_up": [candidate_json(c) for c in _distinct(found.ranked[1:])],
+        "runners_up": [candidate_json(c) for c in (_distinct(found.ranked) if found.ranked else ())],
         "front": [candidate_json(c) for c in found.front],
         "trainable": candidate_json(runs) if runs else None,
         "why": [{"knob": why.knob, "value": why.value, "reason": why.reason} for why in whys],

@@ -2,7 +2,11 @@
 
 The format is the JSON object form of the Trace Event Format (Chromium project): a process per rank, a thread for each
 of its streams, complete events ("X") with times in µs, flow events ("s", "t", "f") along each message, a counter ("C")
-of memory. Whoever records a run gives spans and counters; names of threads and the flows follow from the spans.
+of memory. A process has its rank's number; numbers of threads are unique among all processes and differ from those of
+processes, since Perfetto takes threads of one number for one thread. Times are whole nanoseconds, so that rounding lets
+nothing overlap what comes before it.
+
+Whoever records a run gives spans and counters; names of threads and the flows follow from the spans.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from trigrid.plan.simulate import Simulation
 from trigrid.schedule import Action, Kind, result, sends_to
 
 COMPUTE, COLLECTIVES = "compute", "collectives"
+FIRST_THREAD = 10**7
+"""Above every rank."""
 NAMES = {"F": "forward", "B": "backward", "I": "input backward", "W": "weight backward"}
 
 
@@ -78,9 +84,9 @@ def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         streams = sorted({span.stream for span in trace.spans if span.rank == rank}, key=lambda s: (s != COMPUTE, s))
         for number, stream in enumerate(streams):
-            threads[rank, stream] = number
-            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": stream}}
-            yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": number, "args": {"sort_index": number}}
+            tid = threads[rank, stream] = FIRST_THREAD + len(threads)
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": stream}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": tid, "args": {"sort_index": number}}
     for span in trace.spans:
         numbered = span.stage is not None
         yield {
@@ -89,15 +95,23 @@ def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
             "cat": span.stream.partition(" ")[0],
             "pid": span.rank,
             "tid": threads[span.rank, span.stream],
-            "ts": span.start_s * 1e6,
-            "dur": (span.stop_s - span.start_s) * 1e6,
+            "ts": _us(_ns(span.start_s)),
+            "dur": _us(_ns(span.stop_s) - _ns(span.start_s)),
             "args": {"kind": NAMES.get(span.kind, span.kind), "stage": span.stage, "microbatch": span.microbatch}
             if numbered
             else {},
         }
     yield from _flows(trace.spans, threads)
     for rank, time_s, size in trace.memory:
-        yield {"ph": "C", "name": "bytes held", "pid": rank, "ts": time_s * 1e6, "args": {"bytes": size}}
+        yield {"ph": "C", "name": "memory", "pid": rank, "ts": _us(_ns(time_s)), "args": {"bytes": size}}
+
+
+def _ns(time_s: float) -> int:
+    return round(time_s * 1e9)
+
+
+def _us(time_ns: int) -> float:
+    return time_ns / 1000
 
 
 def _flows(spans: Iterable[TraceSpan], threads: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
@@ -128,7 +142,7 @@ def _flows(spans: Iterable[TraceSpan], threads: Mapping[tuple[int, str], int]) -
                 "cat": "P2P",
                 "pid": span.rank,
                 "tid": threads[span.rank, span.stream],
-                "ts": span.start_s * 1e6,
+                "ts": _us(_ns(span.start_s)),
             }
             yield {**event, "bp": "e"} if phase == "f" else event
 

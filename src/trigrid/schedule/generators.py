@@ -19,24 +19,34 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual_stages: int | N
     dualpipev, else 1.
     Raises KeyError for an unknown name, ValueError for a size that the schedule cannot have.
     """
+    chunks = virtual_stages if virtual_stages is not None else PROGRAMS[name].chunks or 1
+    _check_size(name, pp, microbatches, chunks)
+    ranks = tuple(rank_actions(name, pp, microbatches, chunks, rank) for rank in range(pp))
+    return Schedule(name, microbatches, _placement(name, pp, chunks), ranks)
+
+
+def rank_actions(name: str, pp: int, microbatches: int, virtual_stages: int, rank: int) -> tuple[Action, ...]:
+    """The actions of one rank of `make_schedule`'s schedule, which is as much as what the rank holds depends on.
+
+    Raises as `make_schedule` does.
+    """
     program = PROGRAMS[name]
-    chunks = virtual_stages if virtual_stages is not None else program.chunks or 1
+    _check_size(name, pp, microbatches, virtual_stages)
+    enough = max(microbatches, 2 * pp) if program.v_shaped else -(-microbatches // pp) * pp
+    phases = program.phases(rank, Size(pp, enough, virtual_stages))
+    stages = [stage for stage, holder in enumerate(_placement(name, pp, virtual_stages)) if holder == rank]
+    return _written(phases, stages, pp, microbatches)
+
+
+def _check_size(name: str, pp: int, microbatches: int, chunks: int) -> None:
     if min(pp, microbatches, chunks) < 1:
         raise ValueError(f"schedule {name}: ranks, microbatches and stages per rank are at least 1")
-    if program.chunks not in (None, chunks):
-        raise ValueError(f"schedule {name}: {program.chunks} stages per rank, not {chunks}")
-    if program.v_shaped:
-        placement = (*range(pp), *reversed(range(pp)))
-        enough = max(microbatches, 2 * pp)
-    else:
-        placement = tuple(range(pp)) * chunks
-        enough = -(-microbatches // pp) * pp
-    ranks = []
-    for rank in range(pp):
-        phases = program.phases(rank, Size(pp, enough, chunks))
-        stages = [stage for stage, holder in enumerate(placement) if holder == rank]
-        ranks.append(_written(phases, stages, pp, microbatches))
-    return Schedule(name, microbatches, placement, tuple(ranks))
+    if PROGRAMS[name].chunks not in (None, chunks):
+        raise ValueError(f"schedule {name}: {PROGRAMS[name].chunks} stages per rank, not {chunks}")
+
+
+def _placement(name: str, pp: int, chunks: int) -> tuple[int, ...]:
+    return (*range(pp), *reversed(range(pp))) if PROGRAMS[name].v_shaped else tuple(range(pp)) * chunks
 
 
 def forward_only(pp: int, microbatches: int, placement: tuple[int, ...] | None = None) -> Schedule:

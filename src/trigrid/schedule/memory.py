@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from trigrid.schedule.actions import Kind, Schedule
+from trigrid.schedule.generators import rank_actions
 from trigrid.schedule.replay import Timeline
 
 
@@ -34,6 +36,31 @@ def peak_bytes(schedule: Schedule, forward_bytes: Sequence[int], weight_bytes: S
     return tuple(
         max(accumulate((change[kind][stage] for kind, stage, _ in actions), initial=0)) for actions in schedule.ranks
     )
+
+
+def rank_peak_bytes(
+    name: str, pp: int, microbatches: int, rank: int, forward_bytes: Sequence[int], weight_bytes: Sequence[int]
+) -> int:
+    """What `peak_bytes` says of one rank of a named schedule, which is not written out for it.
+
+    forward_bytes, weight_bytes: as in `peak_bytes`, but by chunk: of the stages of this rank only.
+    """
+    change = _changes(forward_bytes, weight_bytes)
+    gains = [gain for kind in Kind for gain in change[kind]]
+    if name != "gpipe":
+        # What fills the pipeline is there by then: p microbatches more are one more round like those before.
+        microbatches = min(microbatches, 3 * pp + microbatches % pp)
+    places = _places(name, pp, microbatches, len(forward_bytes), rank)
+    return max(accumulate([gains[place] for place in places], initial=0))
+
+
+@lru_cache(maxsize=512)
+def _places(name: str, pp: int, microbatches: int, chunks: int, rank: int) -> tuple[int, ...]:
+    """For each action of a rank where its kind and chunk stand among all kinds by all chunks."""
+    actions = rank_actions(name, pp, microbatches, chunks, rank)
+    chunk = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
+    first = {kind: number * chunks for number, kind in enumerate(Kind)}
+    return tuple(first[kind] + chunk[stage] for kind, stage, _ in actions)
 
 
 def bytes_over_time(

@@ -90,9 +90,22 @@ class Order:
 
     def play(self, seconds: Sequence[float], delays: Sequence[float]) -> Timeline:
         """The timeline where entry i takes seconds[i] and its message delays[i]."""
-        ranks = len(self.schedule.ranks)
-        free_s = [0.0] * ranks
-        busy_s = [0.0] * ranks
+        ends_s, _, starts_s = self._played(seconds, delays)
+        busy_s = [0.0] * len(self.schedule.ranks)
+        for rank, took in zip(self.ranks, seconds, strict=True):
+            busy_s[rank] += took
+        return Timeline(self, tuple(starts_s), tuple(ends_s), max(ends_s, default=0.0), tuple(busy_s))
+
+    def times(self, seconds: Sequence[float], delays: Sequence[float]) -> tuple[list[float], list[float]]:
+        """When each action ends, and when its result is where it is needed."""
+        ends_s, arrivals_s, _ = self._played(seconds, delays)
+        return ends_s, arrivals_s
+
+    def _played(
+        self, seconds: Sequence[float], delays: Sequence[float]
+    ) -> tuple[list[float], list[float], list[float]]:
+        """(ends, arrivals, starts)."""
+        free_s = [0.0] * len(self.schedule.ranks)
         link_s = [0.0] * (max(self.links, default=-1) + 1)
         starts_s: list[float] = []
         ends_s: list[float] = []
@@ -101,9 +114,7 @@ class Order:
             start = free_s[rank]
             if needed >= 0 and arrivals_s[needed] > start:
                 start = arrivals_s[needed]
-            end = start + took
-            free_s[rank] = end
-            busy_s[rank] += took
+            free_s[rank] = end = start + took
             starts_s.append(start)
             ends_s.append(end)
             if link >= 0:
@@ -112,7 +123,7 @@ class Order:
                 arrivals_s.append(arrival)
             else:
                 arrivals_s.append(end)
-        return Timeline(self, tuple(starts_s), tuple(ends_s), max(free_s, default=0.0), tuple(busy_s))
+        return ends_s, arrivals_s, starts_s
 
 
 @dataclass(frozen=True)
