@@ -2,10 +2,10 @@
 
     python benchmarks/balance.py
 
-A small Llama whose vocabulary makes the head as dear as several layers. The even split gives the last stage half of the
-layers and the head. The balancer gives the split with the fastest slowest stage; its costs are here the operations of
-each unit, since the planner's times are of accelerators. Both train the same job with 1F1B over gloo, in turn; each
-round gives a ratio of the times of their steps.
+A small Llama whose vocabulary makes the head as dear as some layers. The even split gives the last stage half of the
+layers and the head. The balancer gives the split with the fastest slowest stage; its costs are here CPU seconds of each
+rank in runs of the even split, since the planner's times are of accelerators. Both train the same job with 1F1B over
+gloo, in turn; each round gives a ratio of the times of their steps. It needs a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pathlib import Path
 from statistics import median
 
 from trigrid.blueprint import split_layers
-from trigrid.blueprint.flops import forward_flops_per_token
 from trigrid.job import dump_job, job_from_text
 from trigrid.plan.balance import balanced_split
 from trigrid.spec.job import Job
 
-RANKS, ROUNDS, WARM_UP = 2, 3, 3
+RANKS, ROUNDS, WARM_UP, MEASURED = 2, 3, 3, 6
 JOB = """\
 [model]
 name = "uneven"
@@ -62,18 +61,24 @@ trackers = []
 
 
 def balanced(job: Job) -> tuple[int, ...]:
-    """The split with the fewest operations in the slowest stage."""
-    spec, sequence = job.model, job.batch.sequence
-    head = forward_flops_per_token(replace(spec, layers=0), sequence, causal=False)
-    layer = (forward_flops_per_token(spec, sequence, causal=False) - head) / spec.layers
-    last = job.parallel.pp - 1
-    found = balanced_split(job.parallel.pp, spec.layers, lambda stage, _, count: count * layer + head * (stage == last))
+    """The split whose slowest stage has the least to compute: two runs of the even split, one longer than the other,
+    tell what each rank computes in a step; the first has layers and little else, the last the same and the head."""
+    used = []
+    for steps in (2, 2 + MEASURED):
+        with tempfile.TemporaryDirectory() as folder:
+            used.append(run(replace(job, run=replace(job.run, steps=steps)), Path(folder))[1])
+    first, last = ((longer - shorter) / MEASURED for shorter, longer in zip(*used, strict=True))
+    even = split_layers(job.model.layers, RANKS)
+    layer = first / even[0]
+    head = max(0.0, last - even[1] * layer)
+    print(f"a layer takes {layer:.3f} CPU-s a step, the head {head:.3f}", flush=True)
+    found = balanced_split(RANKS, job.model.layers, lambda stage, _, count: count * layer + head * (stage == RANKS - 1))
     assert found is not None
     return found
 
 
-def step_s(job: Job, folder: Path) -> float:
-    """Seconds of a step, the median after WARM_UP of them; each rank on one core."""
+def run(job: Job, folder: Path) -> tuple[float, list[float]]:
+    """Seconds of a step, the median after WARM_UP of them, and CPU seconds of each rank, each on a core of its own."""
     path = folder / "job.toml"
     path.write_text(dump_job(replace(job, run=replace(job.run, out=str(folder / "runs")))))
     with socket.socket() as free:
@@ -90,17 +95,21 @@ def step_s(job: Job, folder: Path) -> float:
         command = [sys.executable, "-m", "trigrid", "train", str(path), "--quiet"]
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL))
     os.sched_setaffinity(0, cores)
+    used = []
     try:
-        if any([process.wait() for process in processes]):
-            raise SystemExit("a rank failed; see above")
+        for process in processes:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            used.append(usage.ru_utime)
+            if process.returncode:
+                raise SystemExit("a rank failed; see above")
     finally:
         for process in processes:
             process.kill()
     (metrics,) = (folder / "runs").glob("*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     times = [line["step_s"] for line in lines if line["kind"] == "step"]
-    metrics.unlink()
-    return median(times[WARM_UP:])
+    return median(times[WARM_UP:] or times), used
 
 
 def main() -> None:
@@ -111,8 +120,8 @@ def main() -> None:
     for number in range(ROUNDS + 1):
         for own, contestant in zip(times, jobs, strict=True):
             with tempfile.TemporaryDirectory() as folder:
-                took = step_s(contestant, Path(folder))
-            if number:  # The first round also prepares the corpus.
+                took, _ = run(contestant, Path(folder))
+            if number:  # The first round warms up.
                 own.append(took)
                 print(f"stage_layers {list(contestant.parallel.stage_layers)}: {took * 1e3:,.0f} ms", flush=True)
     ratios = sorted(a / b for a, b in zip(*times, strict=True))
