@@ -12,6 +12,8 @@ import pytest
 
 from trigrid.cli import app
 
+TINY = Path(__file__).parents[1] / "examples" / "tiny-3d.toml"
+
 HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
 COMMANDS = (
     *("train", "parity", "prove", "init", "schema", "data prepare", "data inspect"),
@@ -76,6 +78,7 @@ def test_every_command_is_among_those_tested() -> None:
         (("data", "prepare", "stdlib", "--out", "x", "--workers", "0"), "--workers = 0: must be at least 1"),
         (("data", "prepare", "stdlib", "--out", "x", "--tokenizer", "t", "--vocab", "9"), "--vocab = 9: is"),
         (("train", "nothing.toml"), "job = nothing.toml: there is no such file"),
+        (("train", str(TINY), "--parallel.schedule-file", "no.csv"), "no.csv: cannot be read"),
         (("trian",), 'Unknown command "trian". Did you mean "train"?'),
         (("train",), 'parameter --job requires an argument'),
     ],

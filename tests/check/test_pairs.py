@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.jobs import small_job
@@ -10,6 +11,8 @@ from helpers.jobs import small_job
 from trigrid.check.matrix import choose, options_name
 from trigrid.check.pairs import OPTIONS, Pair, covering, pairs, value_at
 from trigrid.errors import Refused
+from trigrid.schedule import make_schedule
+from trigrid.schedule.files import write_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 from trigrid.spec.rules import check, check_trainable
@@ -121,3 +124,15 @@ def test_layouts_without_a_legal_choice_are_left_out_and_none_at_all_is_refused(
     assert covering(seven, [Layout(dp=2)]) == []
     with pytest.raises(Refused, match="no layout of up to 1 processes"):
         choose(replace(base, batch=replace(base.batch, sequence=65)), "all", "0", 1, OPTIONS, lambda _: None)
+
+
+def test_only_layouts_that_the_schedule_of_a_file_is_for_are_chosen(base: Job, tmp_path: Path) -> None:
+    path = tmp_path / "made.csv"
+    write_schedule(make_schedule("1f1b", 2, 24), path)
+    job = replace(base, parallel=replace(base.parallel, schedule_file=str(path)))
+    chosen = choose(job, "all", "1", 4, {}, lambda _: None)
+    assert {(j.parallel.tp, j.parallel.pp, j.parallel.dp) for j in chosen} == {(1, 2, 1), (2, 2, 1)}
+    with pytest.raises(Refused, match="a step has 12; nearest legal: 12"):
+        choose(job, "pp2dp2", "1", 4, {}, lambda _: None)
+    with pytest.raises(Refused, match="--options = pairs: pairs vary schedule and batch"):
+        choose(job, "all", "1", 4, OPTIONS, lambda _: None)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from helpers.runs import run
 
+from trigrid.schedule import make_schedule
+from trigrid.schedule.files import write_schedule
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3-405b.toml"
 # One layer per stage in place of eight, and a sixteenth of the microbatches: the same program, less often.
 QUICK = ("--model.layers", "16", "--batch.global_batch", "256")
@@ -46,6 +49,14 @@ def test_a_program_that_does_more_than_was_predicted_is_found(tmp_path: Path) ->
     (line,) = [line for line in out.splitlines() if line.startswith("tp all_reduce")]
     assert line.endswith("DIFFERS")
     assert "predicted and traced DIFFER" in out
+
+
+def test_a_schedule_of_a_file_is_proved(tmp_path: Path) -> None:
+    path = tmp_path / "made.csv"
+    write_schedule(make_schedule("zb-h1", 2, 4), path)
+    job = Path(EXAMPLE).with_name("parity.toml")
+    code, out, err = run("prove", job, "--pp", "2", "--global-batch", "4", "--parallel.schedule-file", str(path))
+    assert code == 0, out + err
 
 
 @pytest.mark.parametrize(

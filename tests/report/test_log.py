@@ -122,6 +122,14 @@ def test_a_rank_that_stays_slow_is_named_once(tmp_path: Path, capsys: pytest.Cap
     assert (written(tmp_path)[1]["slowest_busy_s"], written(tmp_path)[1]["usual_busy_s"]) == (0.5, 0.25)
 
 
+def test_a_tracker_is_not_told_what_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard takes no None."""
+    with Log(told_to("tensorboard"), FACTS, tmp_path, Console(quiet=True)) as log:
+        steps(log, 1)
+    assert written(tmp_path)[1]["slowest_rank"] is None
+    assert "tensorboard" not in capsys.readouterr().err
+
+
 def test_quiet_says_nothing_and_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Log(told_to(), FACTS, tmp_path, Console(quiet=True)) as log:
         steps(log, 6)

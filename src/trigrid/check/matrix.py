@@ -25,6 +25,7 @@ from trigrid.check.parity import (
 from trigrid.check.pool import Pool
 from trigrid.errors import Problem, Refused
 from trigrid.report.console import duration, table
+from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout, ZeroStage
 from trigrid.spec.rules import check
@@ -45,6 +46,9 @@ def choose(job: Job, names: str, zero: str, world: int, options: Options, say: C
     if (count := decoder(job.model).count) > LARGEST_MODEL:
         reason = f"parity compares whole gradients in memory: a model of at most {LARGEST_MODEL:,} parameters"
         raise Refused([Problem("model", f"{count:,} parameters", reason)])
+    if options and job.parallel.schedule_file:
+        reason = "pairs vary schedule and batch, which parallel.schedule_file lays down"
+        raise Refused([Problem("--options", "pairs", reason, ("job",))])
     stages = [_stage(text) for text in zero.split(",")]
     chosen = _every(job, stages, world, say) if names == "all" else _named(job, names, stages, world)
     if not options:
@@ -54,7 +58,7 @@ def choose(job: Job, names: str, zero: str, world: int, options: Options, say: C
 
 def _every(job: Job, stages: Sequence[ZeroStage], world: int, say: Callable[[str], None]) -> list[Layout]:
     every = list(layouts(range(1, world + 1), job.parallel, stages))
-    problems = {layout: check(replace(job, parallel=layout)) for layout in every}
+    problems = {layout: _problems(replace(job, parallel=layout)) for layout in every}
     legal = [layout for layout in every if not problems[layout]]
     if not legal:
         raise Refused([Problem("--layouts", "all", f"no layout of up to {world} processes suits this job")])
@@ -73,12 +77,23 @@ def _named(job: Job, names: str, stages: Sequence[ZeroStage], world: int) -> lis
         tp, pp, dp = (degrees.get(axis, 1) for axis in ("tp", "pp", "dp"))
         for stage in stages:
             layout = reshaped(job.parallel, tp, pp, dp, stage)
-            if problems := check(replace(job, parallel=layout)):
+            if problems := _problems(replace(job, parallel=layout)):
                 raise Refused(problems)
             if layout.world > world:
                 raise Refused([Problem("--world", world, f"{name} takes {layout.world} processes", (layout.world,))])
             chosen.append(layout)
     return chosen
+
+
+def _problems(job: Job) -> Sequence[Problem]:
+    """Every reason why the layout of `job` does not go with the rest of it."""
+    problems = check(job)
+    if not problems and job.parallel.schedule_file:
+        try:
+            job_schedule(job)
+        except Refused as refused:
+            return refused.problems
+    return problems
 
 
 def _stage(text: str) -> ZeroStage:

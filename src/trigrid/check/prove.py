@@ -118,8 +118,10 @@ def prove(job: Job, rank: int | None = None) -> Proof:
             shape = (job.batch.microbatches(job.parallel), job.batch.micro_batch, job.batch.sequence)
             tokens = torch.zeros(shape, dtype=torch.int64)
             numbers = tokens if job.data.document_attention else None
-            # The first step only brings what is made lazily, such as the optimizer's moments.
-            engine.step(tokens[:1], tokens[:1], job.optimizer.lr, numbers[:1] if numbers is not None else None, 0)
+            # The first step only brings what is made lazily, such as the optimizer's moments: one microbatch is enough,
+            # but for a schedule of a file, which has a number of its own.
+            few = len(tokens) if job.parallel.schedule_file else 1
+            engine.step(tokens[:few], tokens[:few], job.optimizer.lr, numbers[:few] if numbers is not None else None, 0)
             comm.traffic.clear()
             engine.step(tokens, tokens, job.optimizer.lr, numbers, 0)
             return _proof(job, engine, census, time.process_time() - begun)

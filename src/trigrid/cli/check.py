@@ -89,7 +89,7 @@ def prove(
     from trigrid.report.console import Console
 
     resolved = trainable(job, overrides)
-    Console(quiet).say(f"running one rank of {resolved.parallel.world:,}: a step of one microbatch, then a whole one")
+    Console(quiet).say(f"running one rank of {resolved.parallel.world:,}: two steps, of which the second counts")
     proof = run(resolved, rank)
     if as_json:
         print_json(asdict(proof))

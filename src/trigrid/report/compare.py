@@ -17,8 +17,6 @@ from trigrid.report.units import seconds
 from trigrid.schedule import Order, Span, Timeline, replay
 from trigrid.schedule.recorded import Recorded, read_recorded, times_of
 
-SCHEMA = "trigrid.compare/1"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -56,7 +54,7 @@ def _measured(order: Order, spans: Sequence[Span]) -> Timeline:
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
-    """Both pictures, the figures of each rank, and what explains the difference."""
+    """The picture of the run, the figures of each rank beside the planned ones, and what explains the difference."""
     planned, replayed, measured = comparison.planned.timeline, comparison.replayed, comparison.measured[0]
     rows = [
         [
@@ -72,9 +70,6 @@ def comparison_text(comparison: Comparison, width: int) -> str:
     words = wrap(_explained(comparison), WIDTH)
     return "\n".join(
         [
-            f"planned: {seconds(planned.step_s)}",
-            timeline_text(planned, width),
-            "",
             f"measured, step {comparison.recorded.step} of the run: {seconds(measured.step_s)}",
             timeline_text(measured, width),
             "",
@@ -89,7 +84,8 @@ def _explained(comparison: Comparison) -> str:
     planned, replayed = comparison.planned.timeline, comparison.replayed
     ends = [timeline.step_s for timeline in comparison.measured]
     text = (
-        f"The pipeline takes {seconds(ends[0])}; the planner said {seconds(planned.step_s)}. Played with the run's own "
+        f"The pipeline takes {seconds(ends[0])}; the planner said {seconds(planned.step_s)} "
+        f"on {comparison.planned.job.cluster.gpu}. Played with the run's own "
         f"mean durations the same schedule takes {seconds(replayed.step_s)}: that part of the difference is how long "
         f"actions take, and the rest, {(ends[0] - replayed.step_s) / ends[0]:+.1%} of what was measured, is how much "
         "they vary and what messages wait for."
@@ -107,7 +103,6 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "measured": comparison.measured[0],
     }
     return {
-        "schema": SCHEMA,
         "step": comparison.recorded.step,
         "pipelines_s": [timeline.step_s for timeline in comparison.measured],
         **{

@@ -125,7 +125,8 @@ class Log:
         self._data_wait_s += interval.data_wait_s
         values = asdict(record)
         self._metrics.write("step", {"step": step, **values})
-        self._trackers.log(step, {f"train/{name}": value for name, value in values.items() if name != "step"})
+        known = {f"train/{name}": value for name, value in values.items() if name != "step" and value is not None}
+        self._trackers.log(step, known)
         if self._rows == 0 or (self._console.on_terminal and self._rows % ROWS_PER_HEADER == 0):
             self._console.heading(self._table.header)
         self._rows += 1
