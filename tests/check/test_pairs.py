@@ -128,11 +128,11 @@ def test_layouts_without_a_legal_choice_are_left_out_and_none_at_all_is_refused(
 
 def test_only_layouts_that_the_schedule_of_a_file_is_for_are_chosen(base: Job, tmp_path: Path) -> None:
     path = tmp_path / "made.csv"
-    write_schedule(make_schedule("1f1b", 2, 24), path)
+    write_schedule(make_schedule("1f1b", 2, 24 // base.batch.micro_batch), path)
     job = replace(base, parallel=replace(base.parallel, schedule_file=str(path)))
     chosen = choose(job, "all", "1", 4, {}, lambda _: None)
     assert {(j.parallel.tp, j.parallel.pp, j.parallel.dp) for j in chosen} == {(1, 2, 1), (2, 2, 1)}
-    with pytest.raises(Refused, match="a step has 12; nearest legal: 12"):
+    with pytest.raises(Refused, match="microbatches, a step has"):
         choose(job, "pp2dp2", "1", 4, {}, lambda _: None)
     with pytest.raises(Refused, match="--options = pairs: pairs vary schedule and batch"):
         choose(job, "all", "1", 4, OPTIONS, lambda _: None)

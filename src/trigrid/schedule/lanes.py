@@ -74,6 +74,8 @@ def _block(
     free = [0] * len(factors)
     free_links = [0] * len(links)
     arrivals = [0] * len(costs)
+    # A message without a delay of its own still waits for those before it.
+    delayed = {link for link, delay in zip(order.links, delays, strict=True) if delay}
     products: dict[tuple[int, int], int] = {}
     for i, (rank, needed, link) in enumerate(zip(order.ranks, order.awaits, order.links, strict=True)):
         took = products.get((rank, costs[i]))
@@ -86,7 +88,7 @@ def _block(
             arrivals[needed] = 0
         free[rank] = end = start + took
         if link >= 0:
-            if delays[i]:
+            if link in delayed:
                 free_links[link] = end = _larger(end, free_links[link], top) + links[link] * delays[i]
             arrivals[i] = end
     end = 0
