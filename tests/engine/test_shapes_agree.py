@@ -29,4 +29,4 @@ def test_shapes_that_disagree(pool: Pool, name: str, culprit: int, shape: tuple[
             assert "(rank 0) expected {} microbatches of {} × {} tokens".format(*expected) in message
             assert "got {} microbatches of {} × {} tokens".format(*got) in message
             stage = culprit if name.startswith("pp") and "dp" not in name else 1 if "pp" in name else 0
-            assert f"stage {stage} (rank {culprit}) {'expected' if culprit == 0 else 'got'}" in message
+            assert f"pipeline rank {stage} (rank {culprit}) {'expected' if culprit == 0 else 'got'}" in message

@@ -77,7 +77,10 @@ def start(*arguments: object, launcher: tuple[str, ...] = (), **env: str) -> sub
 def run(*arguments: object, **env: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `trigrid ARGUMENTS`."""
     process = start(*arguments, **env)
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 

@@ -161,7 +161,7 @@ def test_tensor_parallelism_across_nodes_is_warned_with_its_seconds() -> None:
 def test_zero_3_under_a_pipeline_is_warned_with_what_would_replace_it() -> None:
     plan = make_plan(job("llama3-70b", tp=8, pp=2, dp=8, zero=3))
     (note,) = [note for note in plan.warnings if note.code == "zero-traffic"]
-    assert "twice for each of 16 microbatches: 48 times" in note.message
+    assert "twice for each of 16 microbatches: with the reductions 48 times" in note.message
     assert "GiB instead" in note.message
     per_step = replace(plan.job, parallel=replace(plan.job.parallel, gather="per_step", reduce="per_step"))
     assert "zero-traffic" not in codes(make_plan(per_step))

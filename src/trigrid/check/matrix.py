@@ -155,16 +155,18 @@ def verdict_table(jobs: Sequence[Job], verdicts: Sequence[Verdict], options: Opt
             "" if v.precision == "bf16" else f"{v.weight_error:.1e}",
             f"{v.loss_error:.1e}",
             f"{v.norm_error:.1e}",
-            *([options_name(job, options)] if options else []),
             "ok" if v.passed else "FAILS",
         ]
         for job, v in zip(jobs, verdicts, strict=True)
     ]
     precisions = sorted({v.precision for v in verdicts}, reverse=True)
     measure = "distance ÷ alone" if precisions == ["bf16"] else "gradient"
-    header = ["layout", measure, "worst parameter", "weights", "loss", "norm", *(["options"] if options else []), ""]
+    lines = table(["layout", measure, "worst parameter", "weights", "loss", "norm", ""], rows).splitlines()
+    # Behind the columns: options are long, and of any number.
+    told = ["", *(options_name(job, options) for job in jobs)]
+    text = "\n".join(f"{line}  {more}".rstrip() for line, more in zip(lines, told, strict=True))
     passed = sum(v.passed for v in verdicts)
-    return f"{table(header, rows)}\n{passed} of {len(jobs)} jobs agree with one process ({', '.join(precisions)})"
+    return f"{text}\n{passed} of {len(jobs)} jobs agree with one process ({', '.join(precisions)})"
 
 
 def as_json_value(job: Job, verdict: Verdict) -> dict[str, object]:

@@ -72,6 +72,7 @@ def plan(
     from trigrid.plan.shape import RULE, read_size
     from trigrid.report.console import Console
     from trigrid.report.plan import plan_text
+    from trigrid.spec.rules import check_trainable
 
     console = Console(quiet)
     trained = read_size(tokens, "tokens")
@@ -87,7 +88,8 @@ def plan(
         lines = [line, *lines]
     if save:
         _save(planned.job, save)
-        console.say(f"{save} is written; next:  trigrid train {save} --dry-run")
+        following = "" if check_trainable(planned.job) else f"; next:  trigrid train {save} --dry-run"
+        console.say(f"{save} is written{following}")
     if export:
         text, notes = _export(planned.job, export)
         for note in notes:

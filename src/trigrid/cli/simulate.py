@@ -89,6 +89,7 @@ def simulate(
     )
 
     console = Console(quiet)
+    _check_paths(trace=trace, svg=svg, save_schedule=save_schedule)
     if compare and not arguments:
         arguments = (str(compare / "job.toml"),)
     job = _job(arguments, gpus)
@@ -190,7 +191,8 @@ def _faults(
         else:
             failure = (rank, time_s)
     if not 0 <= jitter <= 1:
-        problems.append(Problem("jitter", jitter, "must be from 0 to 1", (min(max(jitter, 0), 1),)))
+        legal = (min(max(jitter, 0), 1),) if isfinite(jitter) else ()
+        problems.append(Problem("jitter", jitter, "must be from 0 to 1", legal))
     if not 1 <= repetitions <= MOST_REPETITIONS:
         nearest = min(max(repetitions, 1), MOST_REPETITIONS)
         problems.append(Problem("repetitions", repetitions, f"must be from 1 to {MOST_REPETITIONS:,}", (nearest,)))
@@ -215,6 +217,19 @@ def _number(text: str, low: float, high: float) -> float | None:
     return value if isfinite(value) and low <= value <= high else None
 
 
+def _check_paths(**paths: Path | None) -> None:
+    """Before anything is computed, so that no file is written where another cannot be."""
+    from trigrid.errors import Problem, Refused
+
+    problems = [
+        Problem(name.replace("_", "-"), path, "its folder is not there")
+        for name, path in paths.items()
+        if path and not path.parent.is_dir()
+    ]
+    if problems:
+        raise Refused(problems)
+
+
 def _check_links(simulation: Simulation, faults: Faults) -> None:
     from trigrid.errors import Problem, Refused
     from trigrid.schedule import channels
@@ -230,6 +245,10 @@ def _check_links(simulation: Simulation, faults: Faults) -> None:
         for a, b in faults.slow_links
         if (a, b) not in used
     ]
+    end_s = simulation.timeline.step_s
+    if faults.failure and faults.failure[1] >= end_s:
+        reason = f"is after the pipeline's end: it takes {end_s:.3g} s"
+        problems.append(Problem("fail", f"{faults.failure[0]}:{faults.failure[1]:g}", reason))
     if problems:
         raise Refused(problems)
 

@@ -132,7 +132,8 @@ class _InChunks(torch.autograd.Function):
         x_SBH, weight_VH, labels_SB, peak_SB, sum_SB, weight_SB = ctx.saved_tensors
         inputs = []
         # Pieces are added up in the format of the softmax: as one product they would be rounded only once, too.
-        total_VH = torch.zeros(weight_VH.shape, dtype=peak_SB.dtype, device=weight_VH.device)
+        trained = ctx.needs_input_grad[1]
+        total_VH = torch.zeros(weight_VH.shape if trained else (), dtype=peak_SB.dtype, device=weight_VH.device)
         per_token = (x_SBH, labels_SB, peak_SB, sum_SB, weight_SB * grad)
         for x, labels, peak, total, weight in zip(*(t.chunk(ctx.chunks) for t in per_token), strict=True):
             probs_SBV = _wide(F.linear(x, weight_VH), ctx.columns)
@@ -140,5 +141,6 @@ class _InChunks(torch.autograd.Function):
             column_SB1, here_SB = _labels(labels, ctx.columns, weight_VH.shape[0])
             logits_SBV = _into_gradient(probs_SBV, column_SB1, here_SB, weight).to(x.dtype)
             inputs.append(logits_SBV @ weight_VH)
-            total_VH += logits_SBV.flatten(0, 1).t() @ x.flatten(0, 1)
-        return torch.cat(inputs), total_VH, None, None, None, None, None
+            if trained:
+                total_VH += logits_SBV.flatten(0, 1).t() @ x.flatten(0, 1)
+        return torch.cat(inputs), total_VH if trained else None, None, None, None, None, None

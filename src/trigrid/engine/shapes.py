@@ -10,8 +10,8 @@ from trigrid.errors import RunFailed
 
 
 def agree_on_shape(shape_MBS: tuple[int, ...], comm: Comm, device: torch.device) -> None:
-    """Raise RunFailed on every rank, naming stages, where ranks have another number of microbatches, rows or tokens
-    than the first rank. Every rank of the world must call it."""
+    """Raise RunFailed on every rank, naming pipeline ranks, where ranks have another number of microbatches, rows or
+    tokens than the first rank. Every rank of the world must call it."""
     mine = torch.tensor(shape_MBS, dtype=torch.int64, device=device)
     # The largest and the smallest in one call: they are equal where all are.
     ends = comm.read(comm.all_reduce(torch.cat([mine, -mine]), "world", "max"))
@@ -19,13 +19,13 @@ def agree_on_shape(shape_MBS: tuple[int, ...], comm: Comm, device: torch.device)
         return
     shapes = comm.gather_objects(tuple(shape_MBS))
     differ = [
-        f"stage {comm.grid.coord(rank).pp} (rank {rank}) got {_words(shape)}"
+        f"pipeline rank {comm.grid.coord(rank).pp} (rank {rank}) got {_words(shape)}"
         for rank, shape in enumerate(shapes)
         if shape != shapes[0]
     ]
     raise RunFailed(
-        f"ranks have batches of different shapes: stage {comm.grid.coord(0).pp} (rank 0) expected {_words(shapes[0])}, "
-        f"{'; '.join(differ[:8])}"
+        f"ranks have batches of different shapes: pipeline rank {comm.grid.coord(0).pp} (rank 0) expected "
+        f"{_words(shapes[0])}, {'; '.join(differ[:8])}"
     )
 
 

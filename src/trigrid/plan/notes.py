@@ -47,8 +47,9 @@ def notes(
         kept = sum(step.memory.use(setup._replace(gather_per_use=False, zero=2), 0).state[:1]) / GIB
         note(
             "zero-traffic",
-            f"weights are gathered twice for each of {setup.microbatches} microbatches: {times} times the stage's "
-            f"parameters a step and {parts['zero']:.3g} s exposed; gathering once a step costs {kept:.1f} GiB instead",
+            f"weights are gathered twice for each of {setup.microbatches} microbatches: with the reductions {times} "
+            f"times the stage's parameters a step and {parts['zero']:.3g} s exposed; gathering once a step costs "
+            f"{kept:.1f} GiB instead",
         )
     if timed.bubble_ratio > SLOW_BUBBLE:
         stages = f", {setup.virtual} stages a rank" if setup.virtual > 1 else ""

@@ -105,7 +105,8 @@ class Run:
     validation_batches: int = 4
     """Global batches of a validation."""
     check_copies: bool = False
-    """After every step, compare all copies of a weight bit for bit, and the step, rate and samples of all ranks."""
+    """After every step, compare all copies of a weight bit for bit, and the step, rate and samples of all ranks; before
+    it, look for what the one before has left over."""
     trace_step: int = 0
     """Step whose timeline on every rank is written to trace.json; 0: none."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ("tensorboard",)
@@ -129,6 +130,6 @@ class Job:
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks sit."""
     optimizer: Optimizer = field(default_factory=Optimizer)
-    """AdamW, with linear warm-up and then a half cosine to the last step."""
+    """AdamW, and its learning rate over the run."""
     data: Data = field(default_factory=Data)
     """What to train on and how it is read."""

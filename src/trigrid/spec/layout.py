@@ -24,7 +24,7 @@ class Layout:
     tp: int = 1
     """Tensor-parallel degree, a divisor of heads and ffn; KV heads are copied where there are fewer."""
     pp: int = 1
-    """Pipeline stages, of one rank each."""
+    """Pipeline ranks, of virtual_stages stages each."""
     cp: int = 1
     """Context-parallel degree; only 1 runs so far."""
     dp: int = 1

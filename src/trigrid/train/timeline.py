@@ -49,7 +49,7 @@ def write_recording(engine: Engine, run_dir: Path, step: int) -> Path | None:
         for stream, span in _in_lanes(recorded)
     ]
     memory = [trace.Held(rank, *held) for rank, _, _, recorded in gathered for held in recorded]
-    names = {rank: f"rank {rank}: dp {dp}, stage {pp}, tp {tp}" for rank, (dp, pp, _, tp), _, _ in gathered}
+    names = {rank: f"rank {rank}: dp {dp}, pp {pp}, tp {tp}" for rank, (dp, pp, _, tp), _, _ in gathered}
     job = engine.job
     facts = {
         "model": job.model.name,
