@@ -14,7 +14,6 @@ from trigrid.plan.software import Software
 from trigrid.plan.stages import Stages, stages_of, step_of
 from trigrid.schedule import (
     Durations,
-    Kind,
     Schedule,
     Timeline,
     bytes_over_time,
@@ -24,6 +23,7 @@ from trigrid.schedule import (
     replay,
 )
 from trigrid.schedule.auto import Auto
+from trigrid.schedule.of_job import splits_backward
 from trigrid.schedule.recorded import read_recorded, times_of
 from trigrid.schedule.times import Times, read_durations
 from trigrid.schedule.waits import Waits, waits
@@ -100,8 +100,7 @@ def simulate(
     else:
         setup = stages.setup
         made = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
-    halves = any(action.kind is Kind.INPUT for actions in made.ranks for action in actions)
-    if times and halves and not times.halved:
+    if times and splits_backward(made) and not times.halved:
         reason = f"schedule {made.name} takes backwards in halves: I and W are needed of every stage"
         raise Refused([Problem("durations", durations, reason)])
     timeline = replay(order_of(made), played)
