@@ -32,6 +32,7 @@ SHORT_FLAGS = {
     **{name: ("run", name) for name in ("steps", "seed", "precision", "device", "out")},
     "trace": ("run", "trace_step"),
     "lr": ("optimizer", "lr"),
+    "on_nan": ("faults", "on_nan"),
     **{name: ("cluster", name) for name in ("gpu", "price")},
 }
 BARE_KEY = re.compile(r"[\w.\"' \t-]+")

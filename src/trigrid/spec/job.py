@@ -116,6 +116,47 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What is kept of a run, so that it can go on after any end."""
+
+    every: int = 200
+    """Steps between two checkpoints, of which the run's last step always makes one; 0: none is ever made."""
+    keep: int = 2
+    """Newest checkpoints that are kept."""
+    keep_every: int = 0
+    """Checkpoints of every so many steps are kept for good as well; 0: none are."""
+    background: bool = True
+    """Training goes on while a checkpoint is written from a copy in host memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What a run does where something goes wrong, and how long it waits."""
+
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    """A gradient that is not finite: end the run, go on without that update, or go back to the last checkpoint and train
+    on without the batch."""
+    on_spike: Literal["ignore", "rewind"] = "ignore"
+    """A loss far above those before it: nothing, or go back to the last checkpoint and train on without the batch."""
+    spike_sigmas: float = 8.0
+    """Standard deviations above the mean of the last spike_window losses from which a loss is a spike."""
+    spike_window: int = 50
+    """Losses that a spike is judged by."""
+    max_rewinds: int = 5
+    """Times that a run goes back before it ends instead."""
+    start_s: float = 1800.0
+    """Longest time without progress, in seconds, from the start of the ranks to the first step."""
+    first_step_s: float = 1800.0
+    """Longest time without progress within the first step, in which kernels are compiled and networks connect."""
+    step_s: float = 600.0
+    """Longest time without progress within any later step."""
+    checkpoint_s: float = 1800.0
+    """Longest time that writing or reading a checkpoint may take."""
+    grace_s: float = 60.0
+    """Time that a run which is told to stop has for its step and a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A training job of trigrid."""
 
@@ -133,3 +174,7 @@ class Job:
     """AdamW, and its learning rate over the run."""
     data: Data = field(default_factory=Data)
     """What to train on and how it is read."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """What is kept of the run."""
+    faults: Faults = field(default_factory=Faults)
+    """What a run does where something goes wrong."""

@@ -34,6 +34,9 @@ FROM_ZERO = {
     "run.seed",
     "run.validate_every",
     "run.trace_step",
+    "checkpoint.every",
+    "checkpoint.keep_every",
+    "faults.max_rewinds",
 }
 MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file"}
 HIGHEST = {"run.seed": LARGEST_SEED, "run.prometheus_port": LARGEST_PORT}
@@ -87,6 +90,12 @@ RANGES = {
     "run.dropout": Range(0.0, 1.0, "[)"),
     "run.attention_dropout": Range(0.0, 1.0, "[)"),
     "data.weights": POSITIVE,
+    "faults.spike_sigmas": POSITIVE,
+    "faults.start_s": POSITIVE,
+    "faults.first_step_s": POSITIVE,
+    "faults.step_s": POSITIVE,
+    "faults.checkpoint_s": POSITIVE,
+    "faults.grace_s": POSITIVE,
     "data.validation_fraction": Range(0.0, 0.5, "[]"),
 }
 
