@@ -6,8 +6,10 @@ The only file that knows a backend. A group of one rank moves nothing and is not
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trigrid.engine.activity import Activity, Waiting
 from trigrid.engine.recorder import Recorder
 from trigrid.grid import Grid
 from trigrid.plan.traffic import TransferKind
@@ -70,22 +73,18 @@ class Traffic:
 
 
 class Pending:
-    """A collective or a receive under way; `wait` returns its result. done: to be called when it has been waited for,
-    with the seconds of that."""
+    """A collective or a receive under way; `wait` returns its result. until: waits for `work`, if there is any."""
 
     def __init__(
-        self, work: dist.Work | None, result: Callable[[], Tensor], done: Callable[[float], None] | None = None
+        self, work: dist.Work | None, result: Callable[[], Tensor], until: Callable[[dist.Work], None] | None = None
     ):
         self._work = work
         self._result = result
-        self._done = done
+        self._until = until
 
     def wait(self) -> Tensor:
-        if self._work is not None:
-            begun_s = time.perf_counter()
-            self._work.wait()
-            if self._done is not None:
-                self._done(time.perf_counter() - begun_s)
+        if self._work is not None and self._until is not None:
+            self._until(self._work)
         return self._result()
 
     def arriving(self) -> Tensor:
@@ -99,18 +98,22 @@ class Comm:
     A world of one rank needs no process group at all. `device` is where the tensors live that will be sent.
 
     recorder: who is told of every transfer, if anyone. waited_s: seconds in which this process has waited for others or
-    for the network; on CUDA waiting is the device's, and this is next to nothing.
+    for the network; on CUDA waiting is the device's, and this is next to nothing. activity: what this rank does now.
+    timeout: after which a call that waits for other ranks fails, torch's own if None; above the limits of a watchdog,
+    which has more to say.
     """
 
     AXES = ("tp", "kv", "pp", "zero", "replicate", "tied")
 
-    def __init__(self, grid: Grid, rank: int, device: torch.device = CPU):
+    def __init__(self, grid: Grid, rank: int, device: torch.device = CPU, timeout: timedelta | None = None):
         self.grid = grid
         self.rank = rank
         self.coord = grid.coord(rank)
         self.traffic = Traffic()
         self.recorder: Recorder | None = None
         self.waited_s = 0.0
+        self.activity = Activity()
+        self._timeout = timeout
         joined = grid.world > 1
         self._gloo = joined and dist.get_backend() == "gloo"
         everyone = tuple(range(grid.world))
@@ -128,11 +131,12 @@ class Comm:
         handle = self._new_group(ranks, axis) if self.grid.largest(axis) > 1 else None
         return Group(axis, ranks, ranks.index(self.rank), handle)
 
-    @staticmethod
-    def _new_group(ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+    def _new_group(self, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
         """A group that only its members make. torch names it by its ranks and by how many groups this process has made
         before, so every rank must make equally many in the same order, if need be one of itself alone."""
-        made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=purpose, sort_ranks=False)
+        made = dist.new_group(
+            list(ranks), self._timeout, use_local_synchronization=True, group_desc=purpose, sort_ranks=False
+        )
         assert isinstance(made, dist.ProcessGroup), ranks
         return made
 
@@ -149,19 +153,29 @@ class Comm:
             return Pending(None, lambda: tensor)
         self.traffic.add(Transfer(axis, "all_reduce"), tensor)
         reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-        done = self._begin(axis, "all_reduce")
-        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor, done)
+        until = self._begin(group, "all_reduce")
+        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor, until)
 
-    def _begin(self, stream: str, kind: str) -> Callable[[float], None]:
-        """A transfer begins; what is returned is to be called with the seconds spent waiting for its end."""
-        recorded = self.recorder.begin(stream, kind) if self.recorder else None
+    def _begin(self, group: Group, kind: TransferKind) -> Callable[[dist.Work], None]:
+        """A transfer begins; what is returned waits for its end."""
+        recorded = self.recorder.begin(group.axis, kind) if self.recorder else None
 
-        def done(waited_s: float) -> None:
-            self.waited_s += waited_s
+        def until(work: dist.Work) -> None:
+            with self.waiting(Waiting(kind, group.axis, group.ranks)):
+                work.wait()
             if recorded:
                 recorded()
 
-        return done
+        return until
+
+    @contextmanager
+    def waiting(self, waiting: Waiting) -> Iterator[None]:
+        """This rank waits for others while the body of the `with` runs."""
+        self.activity.wait(waiting)
+        begun_s = time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - begun_s
+        self.activity.wait(None)
 
     def all_gather(self, shard: Tensor, axis: str) -> Tensor:
         """Concatenate the `shard` of each rank of `axis` along dimension 0."""
@@ -173,9 +187,9 @@ class Comm:
             return Pending(None, lambda: shard)
         full = shard.new_empty((shard.shape[0] * group.size, *shard.shape[1:]))
         self.traffic.add(Transfer(axis, "all_gather"), full)
-        done = self._begin(axis, "all_gather")
+        until = self._begin(group, "all_gather")
         work = dist.all_gather_single(full, shard.contiguous(), group=group.handle, async_op=True)
-        return Pending(work, lambda: full, done)
+        return Pending(work, lambda: full, until)
 
     def reduce_scatter(self, full: Tensor, axis: str) -> Tensor:
         """Sum `full` over `axis` and return this rank's part of dimension 0."""
@@ -187,15 +201,15 @@ class Comm:
             return Pending(None, lambda: full)
         full = full.contiguous()
         self.traffic.add(Transfer(axis, "reduce_scatter"), full)
-        done = self._begin(axis, "reduce_scatter")
+        until = self._begin(group, "reduce_scatter")
         if self._gloo:
             # Gloo's own reduce-scatter is several times slower than an exchange and a local sum.
             parts = torch.empty_like(full)
             work = dist.all_to_all_single(parts, full, group=group.handle, async_op=True)
-            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0), done)
+            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0), until)
         shard = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
         work = dist.reduce_scatter_single(shard, full, group=group.handle, async_op=True)
-        return Pending(work, lambda: shard, done)
+        return Pending(work, lambda: shard, until)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
         """A channel in each direction between pipeline ranks whose stages follow each other."""
@@ -226,13 +240,28 @@ class Comm:
         for channel in self._channels.values():
             channel.connect(token)
 
+    def host_group(self) -> dist.ProcessGroup | None:
+        """A new group of all ranks for tensors and objects in host memory, in which another thread may speak; None in
+        a world of one. Every rank must call it at the same point."""
+        if self.grid.world == 1:
+            return None
+        made = dist.new_group(backend="gloo", group_desc="host")
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
     def channel(self, src: int, dst: int) -> Channel:
         """The channel from pipeline rank `src` to `dst`, one of which is this rank's."""
         return self._channels[src, dst]
 
     def read(self, tensor: Tensor) -> list[float]:
         """The values of a small tensor on the host."""
-        return [float(x) for x in tensor.tolist()]
+        if tensor.device.type == "cpu":
+            return [float(x) for x in tensor.tolist()]
+        # The host, which has run ahead, waits here for the device, and it for the other ranks.
+        self.activity.wait(Waiting("device", "world", self._groups["world"].ranks))
+        values = [float(x) for x in tensor.tolist()]
+        self.activity.wait(None)
+        return values
 
     def gather_objects(self, item: object) -> list[object]:
         """`item` of every rank of the world; for reports, not for data."""
@@ -240,7 +269,8 @@ class Comm:
         if group.size == 1:
             return [item]
         items: list[object] = [None] * group.size
-        dist.all_gather_object(items, item, group=group.handle)
+        with self.waiting(Waiting("gather_objects", "world", group.ranks)):
+            dist.all_gather_object(items, item, group=group.handle)
         return items
 
 
@@ -256,6 +286,7 @@ class Channel:
         self._dst = dst
         self._handle = handle
         self._sending: tuple[dist.Work, Tensor, Callable[[], None] | None] | None = None
+        self._sends, self._receiving = Waiting("send to", "", (dst,)), Waiting("receive from", "", (src,))
 
     def send(self, tensor: Tensor, done: Callable[[], None] | None = None) -> None:
         """Send `tensor`; `done` is called once it is known to have been received."""
@@ -270,9 +301,8 @@ class Channel:
         """Wait for the unfinished send, if there is one."""
         if self._sending is not None:
             work, _, done = self._sending
-            begun_s = time.perf_counter()
-            work.wait()
-            self._comm.waited_s += time.perf_counter() - begun_s
+            with self._comm.waiting(self._sends):
+                work.wait()
             if done is not None:
                 done()
             self._sending = None
@@ -291,7 +321,8 @@ class Channel:
     def receive_start(self, tensor: Tensor) -> Pending:
         """Post a receive into `tensor`."""
         self._comm.traffic.add(Transfer("pp", "receive"), tensor)
-        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor, self._waited)
+        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor, self._receive)
 
-    def _waited(self, seconds: float) -> None:
-        self._comm.waited_s += seconds
+    def _receive(self, work: dist.Work) -> None:
+        with self._comm.waiting(self._receiving):
+            work.wait()

@@ -66,6 +66,7 @@ class Pipeline:
         handed: dict[Action, Tensor] = {}
         losses: list[Tensor] = []
         for action in mine:
+            self._comm.activity.act(action)
             if action.kind is Kind.WEIGHT:
                 with self._recorded(action):
                     self._stages[action.stage].weight_backward(action.microbatch)

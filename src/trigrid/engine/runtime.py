@@ -77,7 +77,7 @@ class Engine:
         }
         dtype = TORCH_DTYPE[precision.compute]
         self._pipeline = Pipeline(self.stages, comm, dtype, device)
-        self._optimizer = ShardOptimizer(self._trained, job.optimizer)
+        self.optimizer = ShardOptimizer(self._trained, job.optimizer)
         self._loss = torch.zeros((), device=device)
 
     def step(
@@ -87,11 +87,12 @@ class Engine:
         lr: float,
         documents: Tensor | None = None,
         consumed: int | None = None,
+        stop: bool = False,
     ) -> StepResult:
         """One optimizer step on this rank's tokens, labels and numbers of documents, each
-        [microbatches, micro-batch, sequence]; consumed as in `accumulate`."""
+        [microbatches, micro-batch, sequence]; consumed as in `accumulate`, stop as in `update`."""
         self.accumulate(tokens, labels, documents, consumed)
-        return self.update(self.sum_gradients(), lr)
+        return self.update(self.sum_gradients(), lr, stop)
 
     def accumulate(
         self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None, consumed: int | None = None
@@ -113,14 +114,17 @@ class Engine:
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """After `accumulate`: complete gradients of what this rank holds of each bucket."""
+        self.comm.activity.act("sum gradients")
         with self._recorded("sum gradients"):
             return sum_gradients(self._trained, self.comm)
 
-    def update(self, gradients: Mapping[str, Tensor], lr: float) -> StepResult:
-        """After `sum_gradients`: norm, guard, clip, AdamW and new weights."""
+    def update(self, gradients: Mapping[str, Tensor], lr: float, stop: bool = False) -> StepResult:
+        """After `sum_gradients`: norm, guard, clip, AdamW and new weights. stop: this rank has been told to stop; the
+        result says whether any has."""
+        self.comm.activity.act("update")
         clip = self.job.optimizer.clip_norm
         with self._recorded("update"):
-            result = update(self._trained, gradients, self._loss, self._optimizer, self.comm, lr, clip)
+            result = update(self._trained, gradients, self._loss, self.optimizer, self.comm, lr, clip, stop)
         self._release()
         return result
 
@@ -136,6 +140,13 @@ class Engine:
         self._release()
         mine = loss if self.comm.coord.tp == 0 else torch.zeros_like(loss)
         return self.comm.read(self.comm.all_reduce(mine.reshape(1), "world"))[0]
+
+    def resume(self, updates: int) -> None:
+        """After what this rank holds of masters and moments was set to that of a run with so many updates: bring full
+        weights up to date. Every rank must call it."""
+        self.optimizer.resume(updates)
+        for bucket in self.buckets.values():
+            bucket.spread()
 
     def _release(self) -> None:
         for bucket in self.buckets.values():
@@ -156,7 +167,7 @@ class Engine:
         """State alive now on this rank, by category, from live storages, and what waits for weight backwards."""
         queued = {t.untyped_storage()._cdata: t for stage in self.stages.values() for t in stage.queued()}
         waiting = sum(tensor.untyped_storage().nbytes() for tensor in queued.values())
-        total = Ledger({"optimizer": self._optimizer.live_bytes(), "weight_queue": waiting})
+        total = Ledger({"optimizer": self.optimizer.live_bytes(), "weight_queue": waiting})
         for bucket in self.buckets.values():
             total += bucket.live_bytes()
         return total

@@ -217,10 +217,13 @@ class Bucket:
 
     def refresh(self) -> None:
         """After the optimizer has changed `master`: bring the full weights up to date, or give them up."""
+        if self.policy.shard_weights or not self.frozen:
+            self.spread()
+
+    def spread(self) -> None:
+        """After `master` was changed: as `refresh`, also where it is frozen."""
         if self.policy.shard_weights:
             self.release()
-        elif self.frozen:
-            return
         elif self.policy.shard_optimizer:
             assert self.weights is not None
             gathered = self._comm.all_gather(self.master.to(self.dtypes.gather), "zero").to(self.dtypes.compute)

@@ -1,0 +1,92 @@
+"""What of a model and its optimizer one rank holds, as boxes of global tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from trigrid.blueprint.boxes import pieces, replica_share
+from trigrid.checkpoint.manifest import Kind
+from trigrid.engine.runtime import Engine
+from trigrid.engine.zero import Bucket
+
+
+@dataclass(frozen=True)
+class Part:
+    """The box of `kind` of parameter `name`, of global `shape`, from `offsets` on, which `values` are; on its device,
+    and a view of what the engine trains."""
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Tensor
+
+    @property
+    def key(self) -> str:
+        """Of the whole tensor."""
+        return key_of(self.name, self.kind)
+
+
+def key_of(name: str, kind: Kind) -> str:
+    """How a tensor is called where it is one of all tensors of a checkpoint."""
+    return f"{kind}/{name}"
+
+
+def parts_written(engine: Engine) -> list[Part]:
+    """What this rank writes: over all ranks, each element of each tensor once, shared evenly among its
+    holders."""
+    comm = engine.comm
+    replica = comm.group("replicate")
+    found: list[Part] = []
+    for name, bucket in engine.buckets.items():
+        # Of a tied weight, which the first and the last stage have, the first writes.
+        if not (bucket.layout.tied and comm.coord.pp > 0):
+            start, stop = replica_share(*bucket.shard, replica.index, replica.size)
+            found += _parts(engine, name, bucket, start, stop, owned=True)
+    return found
+
+
+def parts_held(engine: Engine) -> list[Part]:
+    """What this rank's optimizer holds and must read; full weights follow from it."""
+    return [
+        part
+        for name, bucket in engine.buckets.items()
+        for part in _parts(engine, name, bucket, *bucket.held, owned=False)
+    ]
+
+
+def _parts(engine: Engine, name: str, bucket: Bucket, start: int, stop: int, owned: bool) -> Iterator[Part]:
+    flat: dict[Kind, Tensor] = {"weight": bucket.master}
+    if not bucket.frozen:
+        flat["mean"], flat["square"] = engine.optimizer.moments[name]
+    for piece in pieces(bucket.layout, start, stop, owned):
+        for kind, values in flat.items():
+            at = values.storage_offset() + piece.start - bucket.held[0]
+            view = values.as_strided(piece.sizes, piece.strides, at)
+            yield Part(piece.parameter.name, kind, piece.parameter.shape, piece.offsets, view)
+
+
+def snapshot(parts: list[Part], before: list[Part] | None) -> list[Part]:
+    """Copies of `parts` in host memory, in the buffers of `before` where there is an earlier snapshot of the same."""
+    if before is None:
+        pinned = any(part.values.is_cuda for part in parts)
+        before = [
+            Part(
+                p.name, p.kind, p.shape, p.offsets, torch.empty(p.values.shape, dtype=p.values.dtype, pin_memory=pinned)
+            )
+            for p in parts
+        ]
+    for copy, part in zip(before, parts, strict=True):
+        copy.values.copy_(part.values, non_blocking=True)
+    if any(part.values.is_cuda for part in parts):
+        torch.cuda.current_stream().synchronize()
+    return before
+
+
+def bytes_of(parts: list[Part]) -> int:
+    return sum(prod(part.values.shape) * part.values.element_size() for part in parts)

@@ -1,0 +1,123 @@
+"""Reading single boxes of a checkpoint, in one process, without holding more than the box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from trigrid.checkpoint.folder import checkpoints
+from trigrid.checkpoint.manifest import DTYPES, NAME, Damaged, Format, Kind, Manifest, read_job, read_manifest
+from trigrid.checkpoint.parts import key_of
+from trigrid.checkpoint.restore import mismatches, verify
+from trigrid.checkpoint.storage import entry_of, opened
+from trigrid.errors import Problem, Refused
+from trigrid.job import job_from_text
+from trigrid.spec.job import Job
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that `path` means: itself, or the newest of a run's folder. Raises Refused where there is none."""
+    if (path / NAME).is_file():
+        return path
+    if newest := checkpoints(path):
+        return newest[0]
+    reason = "is neither a checkpoint of trigrid, with a manifest.json, nor the folder of a run that has one"
+    raise Refused([Problem("PATH", path, reason if path.is_dir() else "there is no such folder")])
+
+
+def describe_job(path: Path, manifest: Manifest) -> Job:
+    """The job that wrote the checkpoint. Raises Damaged where its job.toml is another or cannot be read."""
+    text = read_job(path, manifest)
+    try:
+        return job_from_text(text, folder=path)
+    except Refused as refused:
+        raise Damaged(f"{path / 'job.toml'}: is no job that this version of trigrid reads: {refused}") from None
+
+
+def faults_of(path: Path) -> tuple[Manifest | None, list[str]]:
+    """The manifest of the checkpoint `path`, where it can be read, and all that is wrong: digests, shapes, strangers."""
+    manifest, faults = verify(path)
+    if manifest is None or faults:
+        return manifest, faults
+    try:
+        return manifest, [*_unlike_headers(path, manifest), *_unlike_model(path, manifest)]
+    except Damaged as damaged:
+        return manifest, [str(damaged)]
+
+
+def open_sound(path: Path) -> BoxReader:
+    """A reader of the checkpoint `path`, every byte of which has been compared with its digest. Raises Damaged."""
+    manifest, faults = faults_of(path)
+    if manifest is None or faults:
+        raise Damaged("\n".join(faults))
+    return BoxReader(path, manifest)
+
+
+class BoxReader:
+    """Boxes of the tensors of a checkpoint, from whatever parts they are made of.
+
+    Each read opens its files again: what of a file has been read would else count as this process's memory.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    def format(self, name: str, kind: Kind) -> Format:
+        return self.manifest.tensors[name].kinds[kind].dtype
+
+    def read(self, name: str, kind: Kind, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """The box of parameter `name` from `offsets` on, in the format it is stored in."""
+        stored = self.manifest.tensors[name].kinds[kind]
+        values = torch.empty(tuple(sizes), dtype=DTYPES[stored.dtype])
+        for number, at, lengths in stored.parts:
+            starts = [max(a, b) for a, b in zip(at, offsets, strict=True)]
+            stops = [min(a + n, b + m) for a, n, b, m in zip(at, lengths, offsets, sizes, strict=True)]
+            if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
+                continue
+            with opened(self.folder / self.manifest.files[number].name) as file:
+                box = file.get_slice(_entry(name, kind, at))[_slices(starts, stops, at)]
+                values[_slices(starts, stops, offsets)] = box
+        return values
+
+    def whole(self, name: str) -> Tensor:
+        """All of a weight."""
+        shape = self.manifest.tensors[name].shape
+        return self.read(name, "weight", (0,) * len(shape), shape)
+
+
+def _slices(starts: Sequence[int], stops: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(a - at, b - at) for a, b, at in zip(starts, stops, origin, strict=True))
+
+
+def _entry(name: str, kind: Kind, offsets: Sequence[int]) -> str:
+    return entry_of(MetadataIndex(key_of(name, kind), torch.Size(offsets)))
+
+
+def _unlike_headers(path: Path, manifest: Manifest) -> list[str]:
+    """Parts whose shape or format in their file is another than the manifest says."""
+    by_file: dict[int, list[tuple[str, tuple[int, ...], Format]]] = {}
+    for name, kind, _, stored in manifest.stored():
+        for number, offsets, sizes in stored.parts:
+            by_file.setdefault(number, []).append((_entry(name, kind, offsets), sizes, stored.dtype))
+    faults = []
+    for number, expected in sorted(by_file.items()):
+        where = path / manifest.files[number].name
+        with opened(where) as file:
+            names = set(file.keys())
+            for entry, sizes, dtype in expected:
+                if entry not in names:
+                    faults.append(f"{where}: lacks {entry}")
+                    continue
+                held = file.get_slice(entry)
+                if (tuple(held.get_shape()), held.get_dtype()) != (sizes, dtype):
+                    found = f"{held.get_dtype()} {held.get_shape()}"
+                    faults.append(f"{where}: {entry} is {found}, and the manifest says {dtype} {list(sizes)}")
+    return faults
+
+
+def _unlike_model(path: Path, manifest: Manifest) -> list[str]:
+    return [f"{path}: {wrong}" for wrong in mismatches(describe_job(path, manifest).model, manifest)]

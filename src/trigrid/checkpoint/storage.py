@@ -1,0 +1,330 @@
+"""DCP's plans and files: boxes of global tensors in one safetensors file a rank, and a manifest in JSON.
+
+DCP's own files are pickles, which run code when they are read; these are not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from trigrid.checkpoint.folder import aside, publish
+from trigrid.checkpoint.manifest import (
+    DTYPES,
+    FORMATS,
+    JOB,
+    Damaged,
+    File,
+    Kind,
+    Manifest,
+    State,
+    Stored,
+    StoredParameter,
+    digest_of,
+    flush,
+    new_manifest,
+    write_manifest,
+)
+from trigrid.checkpoint.parts import Part, key_of
+
+SPARE_BYTES = 64 << 20
+"""Left free on the disk beside a checkpoint: for logs, and for what others write meanwhile."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a rank wrote, told with each of its boxes: its file."""
+
+    file: File
+
+
+class PartsSaver(SavePlanner):
+    """Plans to write what `parts` gives. It is called within the plan, where DCP tells every rank of an error of one:
+    outside, the others would wait for a rank that has given up."""
+
+    def __init__(self, parts: Callable[[], Sequence[Part]]) -> None:
+        self._parts = parts
+        self._values: dict[MetadataIndex, Tensor] = {}
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """The parts say all."""
+
+    def create_local_plan(self) -> SavePlan:
+        parts = self._parts()
+        self._values = {MetadataIndex(part.key, part.offsets): part.values for part in parts}
+        return SavePlan([_write_item(part) for part in parts])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = create_default_global_save_plan(all_plans)
+        for key, tensor in metadata.state_dict_metadata.items():
+            assert isinstance(tensor, TensorStorageMetadata)
+            volume = sum(prod(chunk.sizes) for chunk in tensor.chunks)
+            if volume != prod(tensor.size):
+                raise AssertionError(f"{key}: {volume} of {prod(tensor.size)} elements would be written")
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self._values[write_item.index]
+
+
+def _write_item(part: Part) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(part.offsets), part.values.shape)
+    data = TensorWriteData(chunk, TensorProperties(part.values.dtype), torch.Size(part.shape))
+    return WriteItem(MetadataIndex(part.key, part.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+class FolderWriter(StorageWriter):
+    """Writes the checkpoint `path` aside, and makes it visible at the very end.
+
+    job_text: of its job.toml. The first rank says how many bytes it has once it is there.
+    """
+
+    def __init__(self, path: Path, state: State, job_text: str) -> None:
+        self._path, self._state, self._job_text = path, state, job_text
+        self._aside = aside(path)
+        self.bytes = 0
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A writer serves one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The folder is made once the plans are known."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        needed = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._aside.mkdir(parents=True)
+        free = shutil.disk_usage(self._aside).free
+        if free < needed + SPARE_BYTES:
+            self._aside.rmdir()
+            raise OSError(f"{needed / 1e9:.2f} GB are needed in {self._path.parent}, and {free / 1e9:.2f} GB are free")
+        return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        done: Future[list[WriteResult]] = Future()
+        results: list[WriteResult] = []
+        if plan.items:
+            tensors = {}
+            for item in plan.items:
+                values = planner.resolve_data(item)
+                assert isinstance(values, Tensor)
+                tensors[entry_of(item.index)] = values.contiguous()
+            written = _Written(write_file(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors))
+            results = [WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items]
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        tensors, files = describe(metadata, results)
+        write_text(self._aside / JOB, self._job_text)
+        write_manifest(self._aside, new_manifest(self._state, tensors, files, self._job_text))
+        publish(self._path)
+        self.bytes = sum(file.bytes for file in files)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
+    """Write contiguous tensors on the host to a safetensors file, down to the disk."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        # An error of the disk comes as text.
+        raise OSError(f"{path.name} cannot be written: {error}") from None
+    with path.open("rb") as file:
+        flush(file)
+    return File(path.name, path.stat().st_size, digest_of(path))
+
+
+def write_text(path: Path, text: str) -> None:
+    with path.open("wb") as file:
+        file.write(text.encode())
+        flush(file)
+
+
+def entry_of(index: MetadataIndex) -> str:
+    """What a box is called in its file."""
+    return f"{index.fqn}@{','.join(map(str, index.offset or ()))}"
+
+
+def describe(
+    metadata: Metadata, results: list[list[WriteResult]]
+) -> tuple[dict[str, StoredParameter], tuple[File, ...]]:
+    """The manifest's account of what was written."""
+    written = {result.index: result.storage_data.file for rank in results for result in rank}
+    files = sorted(set(written.values()), key=lambda file: file.name)
+    number = {file.name: i for i, file in enumerate(files)}
+    tensors: dict[str, StoredParameter] = {}
+    for key, tensor in metadata.state_dict_metadata.items():
+        assert isinstance(tensor, TensorStorageMetadata)
+        kind, _, name = key.partition("/")
+        parts = tuple(
+            (number[written[MetadataIndex(key, chunk.offsets)].name], tuple(chunk.offsets), tuple(chunk.sizes))
+            for chunk in tensor.chunks
+        )
+        parameter = tensors.setdefault(name, StoredParameter(tuple(tensor.size), {}))
+        parameter.kinds[kind] = Stored(FORMATS[tensor.properties.dtype], parts)  # type: ignore[index]
+    return tensors, tuple(files)
+
+
+class PartsLoader(LoadPlanner):
+    """Plans to read `parts`, in place."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._values = {MetadataIndex(part.key, part.offsets): part.values for part in parts}
+        self._metadata = Metadata({})
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        assert metadata is not None
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        wanted: dict[str, list[ChunkStorageMetadata]] = defaultdict(list)
+        for part in self._parts:
+            wanted[part.key].append(ChunkStorageMetadata(torch.Size(part.offsets), part.values.shape))
+        items: list[ReadItem] = []
+        for key, chunks in wanted.items():
+            stored = self._metadata.state_dict_metadata[key]
+            assert isinstance(stored, TensorStorageMetadata)
+            found = create_read_items_for_chunk_list(key, stored, chunks)
+            covered, needed = sum(prod(item.lengths) for item in found), sum(prod(chunk.sizes) for chunk in chunks)
+            if covered != needed:
+                raise AssertionError(f"{key}: {covered} of {needed} elements would be read")
+            items += found
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        raise AssertionError("a checkpoint of trigrid has tensors alone")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        target = self._values[read_item.dest_index]
+        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dim, offset, length)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """What is read is read in place."""
+
+
+class FolderReader(StorageReader):
+    """Reads from the folder of a checkpoint with this manifest."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._files = {
+            MetadataIndex(key_of(name, kind), offsets): manifest.files[number].name
+            for name, kind, _, stored in manifest.stored()
+            for number, offsets, _ in stored.parts
+        }
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A reader serves one checkpoint."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return Metadata(
+            {
+                key_of(name, kind): TensorStorageMetadata(
+                    TensorProperties(DTYPES[stored.dtype]),
+                    torch.Size(parameter.shape),
+                    [ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for _, at, sizes in stored.parts],
+                )
+                for name, kind, parameter, stored in self._manifest.stored()
+            }
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The manifest says all."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            by_file[self._files[item.storage_index]].append(item)
+        for name, items in by_file.items():
+            with opened(self._folder / name) as file:
+                for item in items:
+                    box = file.get_slice(entry_of(item.storage_index))
+                    values = box[_slices(item.storage_offsets, item.lengths)]
+                    planner.resolve_tensor(item).copy_(values)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+def opened(path: Path) -> Any:
+    """A safetensors file, to be read in slices. Raises Damaged where it is none."""
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise Damaged(f"{path}: cannot be read: {error}") from None
+
+
+def read_box(
+    folder: Path, manifest: Manifest, name: str, kind: Kind, offsets: Sequence[int], sizes: Sequence[int]
+) -> Tensor:
+    """The box of a stored tensor, in one process, from whatever parts it is made of."""
+    values = torch.empty(tuple(sizes), dtype=DTYPES[manifest.tensors[name].kinds[kind].dtype])
+    part = Part(name, kind, manifest.tensors[name].shape, tuple(offsets), values)
+    planner, reader = PartsLoader([part]), FolderReader(folder, manifest)
+    planner.set_up_planner({}, reader.read_metadata())
+    reader.read_data(planner.create_local_plan(), planner)
+    return values
+
+
+def _slices(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
