@@ -51,7 +51,8 @@ class State:
     """Where a run stands.
 
     step: optimizer steps done; consumed: samples drawn, of all ranks; updates: steps in which weights changed; skipped:
-    ranges of samples that are passed over; rewinds: times that the run went back; data: hash of what it trains on.
+    ranges of samples that are passed over; rewinds: times that the run went back; data: hash of what it trains on;
+    recent: losses that a spike is judged by.
     All randomness is a function of the job's seed and of places, so that there is no more to it.
     """
 
@@ -61,6 +62,7 @@ class State:
     skipped: tuple[tuple[int, int], ...] = ()
     rewinds: int = 0
     data: str = ""
+    recent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trigrid.checkpoint.folder import checkpoints
-from trigrid.checkpoint.manifest import DTYPES, NAME, Damaged, Format, Kind, Manifest, read_job, read_manifest
+from trigrid.checkpoint.manifest import DTYPES, NAME, Damaged, Format, Kind, Manifest, read_job
 from trigrid.checkpoint.parts import key_of
 from trigrid.checkpoint.restore import mismatches, verify
 from trigrid.checkpoint.storage import entry_of, opened
+from trigrid.data.sets import load
 from trigrid.errors import Problem, Refused
 from trigrid.job import job_from_text
 from trigrid.spec.job import Job
@@ -38,8 +39,16 @@ def describe_job(path: Path, manifest: Manifest) -> Job:
         raise Damaged(f"{path / 'job.toml'}: is no job that this version of trigrid reads: {refused}") from None
 
 
+def find_tokenizer(path: Path, job: Job) -> Path | None:
+    """The file of the tokenizer that the checkpoint's run used, which may be gone; None where nothing says which."""
+    record = path.absolute().parent.parent / "data.json"
+    if path.absolute().parent.name == "checkpoints" and record.is_file():
+        return load(record).tokenizer
+    return None if job.data.tokenizer == "train" else Path(job.data.tokenizer).expanduser()
+
+
 def faults_of(path: Path) -> tuple[Manifest | None, list[str]]:
-    """The manifest of the checkpoint `path`, where it can be read, and all that is wrong: digests, shapes, strangers."""
+    """The manifest of the checkpoint `path`, where it can be read, and all that is wrong: in digests, shapes, names."""
     manifest, faults = verify(path)
     if manifest is None or faults:
         return manifest, faults

@@ -6,6 +6,7 @@ DCP's own files are pickles, which run code when they are read; these are not.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,9 @@ from trigrid.checkpoint.manifest import (
     write_manifest,
 )
 from trigrid.checkpoint.parts import Part, key_of
+
+# A world of one has no process group, and that is no reason for a warning.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 SPARE_BYTES = 64 << 20
 """Left free on the disk beside a checkpoint: for logs, and for what others write meanwhile."""

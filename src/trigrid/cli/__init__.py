@@ -15,10 +15,10 @@ from pathlib import Path
 import cyclopts
 
 # Each module adds its commands to the application.
-from trigrid.cli import check, data, job, plan, simulate, train  # noqa: F401
+from trigrid.cli import check, checkpoint, data, generate, job, plan, simulate, train  # noqa: F401
 from trigrid.cli.app import app
 from trigrid.errors import RunFailed, TrigridError
-from trigrid.launch.place import RUN_DIR_VARIABLE
+from trigrid.launch.place import RUN_DIR_VARIABLE, find_place
 
 EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train"}
 
@@ -30,6 +30,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        if sys.argv[1:2] == ["train"] and find_place(os.environ) is not None:
+            from trigrid.train import stopping
+
+            # Before anything heavy is imported, during which a rank that is told to stop would otherwise just end.
+            stopping.install()
         app(exit_on_error=False, print_error=False)
     except cyclopts.CycloptsError as error:
         print(f"trigrid: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from trigrid.launch.place import RUN_DIR_VARIABLE
         "trigrid train examples/tiny-3d.toml",
         "trigrid train examples/tiny-3d.toml --tp 4 --pp 1 --steps 20",
         "trigrid train examples/tiny-3d.toml --dry-run",
+        "trigrid train examples/tiny-3d.toml --resume latest --tp 1",
         "torchrun --nproc-per-node 8 -m trigrid train examples/tiny-3d.toml",
     )
 )
@@ -29,6 +30,16 @@ def train(
     ignore_plan: Annotated[
         bool, Parameter(negative="", help="Start on GPUs also where the plan says that the job does not fit.")
     ] = False,
+    resume: Annotated[
+        str | None,
+        Parameter(
+            help='Go on with a run: "latest" (the newest of this job that has a checkpoint, else a new one), the folder '
+            "of a run, or a checkpoint."
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, Parameter(help="Times that all ranks start again after a failure, from the last complete checkpoint.")
+    ] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -62,17 +73,19 @@ def train(
 
     from trigrid.train import local, trainer
     from trigrid.train.fit import check_plan
+    from trigrid.train.opening import open_run
 
     if first and RUN_DIR_VARIABLE not in os.environ:
         check_plan(resolved, console, ignore_plan)
     if place is None and resolved.parallel.world > 1:
         local.check_room(resolved)
-        run_dir = trainer.open_run(resolved, job.stem, console)
+        run_dir = open_run(resolved, job.stem, resume, console).run_dir
         console.say(f"starting {resolved.parallel.world} processes on this machine")
         flags = [flag for flag, given in (("--json", as_json), ("--quiet", quiet)) if given]
-        local.run_local(resolved, ("train", str(job), *overrides, *flags), run_dir)
+        flags += ["--resume", resume] if resume else []
+        local.run_local(resolved, ("train", str(job), *overrides, *flags), run_dir, console, max_restarts)
         return
-    summary = trainer.run_rank(resolved, job.stem, place, console)
+    summary = trainer.run_rank(resolved, job.stem, place, resume, console)
     if summary is not None:
         if as_json:
             print_json(asdict(summary))

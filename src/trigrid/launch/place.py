@@ -11,6 +11,8 @@ from trigrid.errors import Problem, Refused
 
 RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
 """Set for the ranks that `trigrid train` itself starts: the folder of their run, where they also leave their errors."""
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started the ranks again."""
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 """The network interface on which processes of one machine meet."""
 

@@ -19,7 +19,7 @@ SVG_POINTS = 2_000
 
 @dataclass(frozen=True)
 class Curve:
-    """training: the loss of each step, from step 1; validation: (step, loss)."""
+    """training: the loss of each step, from step 1, NaN where it is not known; validation: (step, loss)."""
 
     training: Sequence[float]
     validation: Sequence[tuple[int, float]]
@@ -76,8 +76,11 @@ def save_svg(curve: Curve, path: Path, title: str) -> None:
 
 
 def thinned(losses: Sequence[float], most: int) -> tuple[list[float], list[float]]:
-    """Steps and losses of at most `most` points, each the mean of as many neighbouring steps as that takes."""
+    """Steps and losses of at most `most` points, each the mean of as many neighbouring steps as that takes; steps
+    without a finite loss are left out."""
     run = math.ceil(len(losses) / most)
-    starts = range(0, len(losses), run)
-    steps = [1 + start + (min(run, len(losses) - start) - 1) / 2 for start in starts]
-    return steps, [fmean(losses[start : start + run]) for start in starts]
+    points = []
+    for start in range(0, len(losses), run):
+        if finite := [loss for loss in losses[start : start + run] if math.isfinite(loss)]:
+            points.append((1 + start + (min(run, len(losses) - start) - 1) / 2, fmean(finite)))
+    return [step for step, _ in points], [loss for _, loss in points]

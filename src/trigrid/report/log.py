@@ -18,6 +18,7 @@ from typing import Any
 from trigrid.errors import RunFailed
 from trigrid.report.console import Console, duration
 from trigrid.report.curve import FEWEST_STEPS, Curve, as_text, save_svg
+from trigrid.report.history import NAME, read_history
 from trigrid.report.metrics import Facts, Interval, StepRecord, StepTable, Summary, rates
 from trigrid.report.trackers import Start, Trackers
 from trigrid.spec.job import Job
@@ -34,7 +35,7 @@ class MetricsFile:
 
     def __init__(self, run_dir: Path) -> None:
         # Unbuffered: a line is one write.
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / NAME
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
@@ -59,10 +60,11 @@ class MetricsFile:
 class Log:
     """What rank 0 tells of a run. Use as a context manager, which ends bars and trackers also where a step fails.
 
-    Call `advance` after every step, and `step` and `validation` after those that are recorded.
+    Call `advance` after every step, and `step` and `validation` after those that are recorded. done: steps that the run
+    had when it was started again.
     """
 
-    def __init__(self, job: Job, facts: Facts, run_dir: Path, console: Console) -> None:
+    def __init__(self, job: Job, facts: Facts, run_dir: Path, console: Console, done: int = 0) -> None:
         self._job, self._facts, self._run_dir, self._console = job, facts, run_dir, console
         self._table, self._rows = StepTable(facts.steps), 0
         self._progress = console.progress()
@@ -70,8 +72,8 @@ class Log:
         told = {**_flat(asdict(job)), **asdict(facts)}
         start = Start(run_dir, told, job.run.prometheus_port, console.say)
         self._trackers = Trackers(job.run.trackers, start, console)
-        self._losses, self._step_s = array("d"), array("d")
-        self._validation: list[tuple[int, float]] = []
+        self._losses, self._validation = read_history(run_dir, done)
+        self._step_s = array("d")
         self._data_wait_s = self._recorded_s = 0.0
         self._mfu_warned = False
         self._slow_in_a_row: dict[int, int] = {}
@@ -155,6 +157,22 @@ class Log:
         """A line between those of the steps."""
         self._console.say(text)
 
+    def warn(self, text: str) -> None:
+        """A warning between the lines of the steps."""
+        self._console.warn(text)
+
+    def checkpoint(self, step: int, size_bytes: int, seconds: float, blocked_s: float) -> None:
+        """The checkpoint of `step` is there."""
+        self._console.say(
+            f"checkpoint of step {step:,}: {size_bytes / 1e9:.3g} GB in {seconds:.2g} s, of which training waited "
+            f"{blocked_s:.2g} s"
+        )
+
+    def rewind(self, step: int) -> None:
+        """The steps after `step` are to be done again."""
+        del self._losses[step:]
+        self._validation = [(at, loss) for at, loss in self._validation if at <= step]
+
     def validation(self, loss: float) -> None:
         """Record the loss of the held-out text after the step that is done."""
         step = len(self._losses)
@@ -170,10 +188,11 @@ class Log:
 
     def end(self) -> Summary:
         """Record the end of the run and draw its loss curve."""
+        known = [loss for loss in self._losses if math.isfinite(loss)] or [math.nan]
         summary = Summary(
             **rates(self._facts, median(self._step_s)),
-            first_loss=self._losses[0],
-            last_loss=self._losses[-1],
+            first_loss=known[0],
+            last_loss=known[-1],
             validation_loss=self._validation[-1][1] if self._validation else None,
             steps=len(self._losses),
             tokens=len(self._losses) * self._facts.tokens_per_step,

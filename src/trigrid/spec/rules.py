@@ -20,7 +20,6 @@ from trigrid.spec.layout import AXES, V_SHAPED, Layout, zero_policy
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 LARGEST_PORT = 2**16 - 1
-RUNNABLE_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev")
 FROM_ZERO = {
     "model.experts.shared_ffn",
     "model.experts.dense_layers",
@@ -103,7 +102,7 @@ RANGES = {
 def check(job: Job) -> list[Problem]:
     """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
     single = [p for key, value in _leaves(job) for p in check_value(key, value)]
-    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch, _optimizer, _data)
+    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch, _optimizer, _data, _faults)
     return single or [p for rule in rules for p in rule(job)]
 
 
@@ -351,9 +350,6 @@ def _untrainable(job: Job) -> Iterator[Problem]:
         yield Problem("parallel.cp", layout.cp, "context parallelism is planned but not run yet", (1,))
     if layout.ep != 1:
         yield Problem("parallel.ep", layout.ep, "expert parallelism is planned but not run yet", (1,))
-    if layout.schedule == "auto" and not layout.schedule_file:
-        reason = "needs parallel.schedule_file, which `trigrid simulate JOB --save-schedule FILE` writes"
-        yield Problem("parallel.schedule", layout.schedule, reason, RUNNABLE_SCHEDULES)
 
 
 def _data_parallel(job: Job) -> Iterator[Problem]:
@@ -413,6 +409,13 @@ def _data(job: Job) -> Iterator[Problem]:
         yield Problem(
             "run.validate_every", job.run.validate_every, "needs data.validation_fraction above 0, and it is 0", (0,)
         )
+
+
+def _faults(job: Job) -> Iterator[Problem]:
+    for key in ("on_nan", "on_spike"):
+        if getattr(job.faults, key) == "rewind" and not job.checkpoint.every:
+            reason = "there is no checkpoint to go back to: checkpoint.every is 0"
+            yield Problem(f"faults.{key}", "rewind", reason, ("skip" if key == "on_nan" else "ignore",))
 
 
 def _divisors(n: int) -> list[int]:

@@ -11,18 +11,26 @@ from pathlib import Path
 from uuid import uuid4
 
 import torch
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from trigrid.errors import Problem, Refused, RunFailed
+from trigrid.errors import Problem, Refused, RunFailed, TrigridError
 from trigrid.launch.place import LOOPBACK, RUN_DIR_VARIABLE
+from trigrid.report.console import Console
+from trigrid.report.events import EventLog
 from trigrid.spec.job import Job
-from trigrid.train.failure import first_failure
+from trigrid.train.agent import Agent
+from trigrid.train.failure import culprit, first_failure, forget
+from trigrid.train.stopping import Preempted, read_marker, unmark
 
 # Each rank on a CPU takes some 0.4 GiB and seconds of start-up.
 RANKS_PER_CORE = 16
+LOCAL_ADDRESS = "127.0.0.1"
+MONITOR_S = 0.1
+SILENT = Console(quiet=True)
 
 
 def check_room(job: Job) -> None:
@@ -33,11 +41,14 @@ def check_room(job: Job) -> None:
         raise Refused([Problem("world", job.parallel.world, reason)])
 
 
-def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
+def run_local(
+    job: Job, arguments: Sequence[str], run_dir: Path, console: Console = SILENT, max_restarts: int = 0
+) -> None:
     """Run `python -m trigrid ARGUMENTS` as every rank of `job`; rank 0 speaks on this console, all others in their
-    logs.
+    logs. After a failure that is not a mistake of the user the ranks start again, up to `max_restarts` times.
 
-    Raises what the first rank to fail had to say, after all others have been ended.
+    Returns also where the run was told to stop and has left word of that (`stopping.read_marker`). Raises what the
+    first rank to fail in the last attempt had to say, after all others have been ended.
     """
     ranks = job.parallel.world
     os.environ[RUN_DIR_VARIABLE] = str(run_dir)
@@ -48,24 +59,28 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # The agent's own account of a failure would come before ours and says less.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    attempts = _Attempts(run_dir, ranks, console)
+    meeting = get_rendezvous_handler(
+        RendezvousParameters("c10d", "localhost:0", uuid4().hex, 1, 1, local_addr=LOCAL_ADDRESS)
+    )
+    spec = WorkerSpec(
+        role="trainer",
+        local_world_size=ranks,
+        entrypoint=sys.executable,
+        args=("-m", "trigrid", *arguments),
+        rdzv_handler=meeting,
+        max_restarts=max_restarts,
+        monitor_interval=MONITOR_S,
+        local_addr=LOCAL_ADDRESS,
+    )
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(str(logs), redirects={rank: Std.ALL for rank in range(1, ranks)}),
+    redirects = {rank: Std.ALL for rank in range(1, ranks)}
+    agent = Agent(
+        spec, DefaultLogsSpecs(str(logs), redirects=redirects), job.faults.grace_s, attempts.starts, attempts.failed
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "trigrid", *arguments)
-    except ChildFailedError as error:
-        raise first_failure(run_dir, {rank: f.exitcode for rank, f in error.failures.items()}) from None
+        result = agent.run()
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
@@ -73,3 +88,45 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path) -> None:
     finally:
         # It is for the ranks; this process speaks for itself again.
         del os.environ[RUN_DIR_VARIABLE]
+        meeting.shutdown()
+    if (marker := read_marker(run_dir)) is not None:
+        console.say(_stopped(marker, arguments, run_dir))
+    elif agent.overdue:
+        raise RunFailed(f"told to stop by {agent.told}, the ranks did not end in faults.grace_s and were killed")
+    elif result.is_failed():
+        raise attempts.failure
+
+
+class _Attempts:
+    """What is told of the attempts of a run, on the console and in its events."""
+
+    def __init__(self, run_dir: Path, world: int, console: Console) -> None:
+        self._run_dir, self._world, self._console = run_dir, world, console
+        self._events = EventLog(run_dir)
+        self.failure: TrigridError = RunFailed("the ranks could not be started")
+
+    def starts(self, attempt: int) -> None:
+        forget(self._run_dir)
+        unmark(self._run_dir)
+        self._events.write("launch", world=self._world, restart=attempt)
+
+    def failed(self, codes: dict[int, int], seen_s: float, another: bool) -> bool:
+        """Note why; True where the ranks are to start again."""
+        self.failure = first_failure(self._run_dir, codes)
+        reason = str(self.failure).splitlines()[0]
+        rank, number = culprit(self._run_dir, codes)
+        name = signal.Signals(number).name if number else None
+        self._events.write("failed", rank=rank, reason=reason, signal=name, detected_s=seen_s)
+        again = another and isinstance(self.failure, RunFailed)
+        if again:
+            self._console.warn(f"{reason}; all ranks start again from the last complete checkpoint")
+        return again
+
+
+def _stopped(marker: Preempted, arguments: Sequence[str], run_dir: Path) -> str:
+    """What a person is told of a run that was stopped."""
+    by = marker.signal or "a signal"
+    if marker.checkpoint is None:
+        return f"stopped by {by} after step {marker.step}, with no checkpoint to go on from"
+    again = f"trigrid train {arguments[1]} --resume {run_dir}"
+    return f"stopped by {by} after step {marker.step}; checkpoint {marker.checkpoint}; go on with: {again}"
