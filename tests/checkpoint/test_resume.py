@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from helpers.in_process import quick, train
 from helpers.runs import metrics, run, run_dir, write_job
 
 from trigrid.checkpoint.folder import checkpoints
-from trigrid.checkpoint.manifest import read_manifest
+from trigrid.checkpoint.manifest import Damaged, read_manifest
 from trigrid.checkpoint.storage import read_box
+from trigrid.engine.finish import StepResult
+from trigrid.engine.runtime import Engine
+from trigrid.errors import Refused, RunFailed, TrigridError
 from trigrid.report.events import read_events
 
-STEPS = ("--steps", "7", "--checkpoint.every", "2", "--checkpoint.keep", "9", "--run.validate-every", "0")
+SEVEN = quick(7)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job, in the folder of which there is a run of seven steps in fp32 on one process, never interrupted."""
     job = write_job(tmp_path_factory.mktemp("whole"))
-    code, _, err = run("train", job, *STEPS, "--precision", "fp32", "--quiet", OMP_NUM_THREADS="1")
-    assert code == 0, err
-    yield job
+    train(job, *SEVEN)
+    return job
 
 
-def interrupted(whole: Path, to: Path, after: int = 4) -> Path:
-    """The run as if it had ended after the checkpoint of step `after`, in a folder of its own; its folder."""
-    folder = to / "runs" / run_dir(whole).name
+@pytest.fixture
+def ended(whole: Path, tmp_path: Path) -> Path:
+    """That run as if it had ended after the checkpoint of its fourth step, in a folder of its own."""
+    folder = tmp_path / "runs" / run_dir(whole).name
     shutil.copytree(run_dir(whole), folder)
-    for path in checkpoints(folder):
-        if int(path.name.removeprefix("step-")) > after:
-            shutil.rmtree(path)
+    for path in checkpoints(folder)[:2]:
+        shutil.rmtree(path)
     return folder
 
 
@@ -54,20 +57,37 @@ def steps(folder: Path) -> dict[int, dict[str, Any]]:
     return {entry["step"]: entry for entry in metrics(folder, "step")}
 
 
-def test_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    """R68, R78, R80: seven steps are four, an end, and three more: losses, norms, learning rates, weights, moments."""
-    folder = interrupted(whole, tmp_path)
-    code, out, err = run("train", whole, *STEPS, "--precision", "fp32", "--resume", folder, "--json", "--quiet")
-    assert code == 0, err
-    assert json.loads(out)["run_dir"] == str(folder)
-    for key in ("loss", "gradient_norm", "learning_rate"):
-        assert [e[key] for e in steps(folder).values()] == [e[key] for e in steps(run_dir(whole)).values()], key
-    before, after = tensors(run_dir(whole)), tensors(folder)
+def assert_alike(folder: Path, other: Path) -> None:
+    """Every step's numbers and every element of the last checkpoint are equal, bit for bit."""
+    for key in ("loss", "gradient_norm", "learning_rate", "tokens"):
+        assert [e[key] for e in steps(folder).values()] == [e[key] for e in steps(other).values()], key
+    before, after = tensors(other), tensors(folder)
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    assert read_manifest(checkpoints(folder)[0]).state == read_manifest(checkpoints(run_dir(whole))[0]).state
-    starts = [event for event in read_events(folder) if event["kind"] == "start"]
+    assert [key for key in before if not torch.equal(before[key], after[key])] == []
+    assert read_manifest(checkpoints(folder)[0]).state == read_manifest(checkpoints(other)[0]).state
+
+
+def test_bit_for_bit(whole: Path, ended: Path) -> None:
+    """R68, R78, R80: seven steps are four, an end, and three more: losses, norms, learning rates, weights, moments."""
+    summary = train(whole, *SEVEN, resume=ended)
+    assert summary is not None
+    assert (summary.run_dir, summary.steps) == (str(ended), 7)
+    assert_alike(ended, run_dir(whole))
+    starts = [event for event in read_events(ended) if event["kind"] == "start"]
     assert [(event["step"], event["resumed"]) for event in starts] == [(0, False), (4, True)]
+    assert train(whole, *SEVEN, resume=ended) is None, "nothing is left to do"
+
+
+def test_dropout_goes_on_with_its_masks(whole: Path, tmp_path: Path) -> None:
+    """What is random is a function of seed and place: nothing of it is kept, and nothing is lost."""
+    flags = (*quick(4), "--run.dropout", "0.2")
+    train(whole, *flags, "--run.out", tmp_path / "a")
+    (other,) = (tmp_path / "a").iterdir()
+    folder = tmp_path / "b" / other.name
+    shutil.copytree(other, folder)
+    shutil.rmtree(checkpoints(folder)[0])
+    train(whole, *flags, resume=folder)
+    assert_alike(folder, other)
 
 
 @pytest.mark.parametrize(
@@ -75,57 +95,145 @@ def test_bit_for_bit(whole: Path, tmp_path: Path) -> None:
     [("--tp", "2", "--pp", "2", "--zero", "1"), ("--dp", "2", "--zero", "3", "--micro-batch", "2")],
     ids=["tp2pp2", "zero3dp2"],
 )
-def test_on_another_layout(whole: Path, tmp_path: Path, layout: tuple[str, ...]) -> None:
+def test_on_another_layout(whole: Path, ended: Path, layout: tuple[str, ...]) -> None:
     """R65, R76: the same losses to fp32 rounding, on the same samples."""
-    folder = interrupted(whole, tmp_path)
-    code, _, err = run(
-        "train", whole, *STEPS, "--precision", "fp32", "--run.out", tmp_path / "runs", "--resume", "latest", *layout
-    )
+    code, _, err = run("train", whole, *SEVEN, "--run.out", ended.parent, "--resume", "latest", *layout)
     assert code == 0, err
     assert "going on after step 4, 32 samples, from " in err
-    for step, entry in steps(folder).items():
+    for step, entry in steps(ended).items():
         assert entry["loss"] == pytest.approx(steps(run_dir(whole))[step]["loss"], rel=1e-5)
-    before, after = tensors(run_dir(whole)), tensors(folder)
-    for key, tensor in before.items():
+    after = tensors(ended)
+    for key, tensor in tensors(run_dir(whole)).items():
         if key.startswith("mean/"):
             assert torch.linalg.vector_norm(after[key] - tensor) <= 1e-3 * torch.linalg.vector_norm(tensor), key
 
 
-def test_latest_passes_over_what_is_damaged(whole: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_is_passed_over(whole: Path, ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """R73: a half-written one is none, one with a flipped byte is told and set aside, the one before it is taken."""
-    folder = interrupted(whole, tmp_path)
-    newest, (shutil_target, *_) = checkpoints(folder)[0], checkpoints(folder)
-    assert newest == shutil_target
+    newest = checkpoints(ended)[0]
     part = newest.with_name(".step-00000006.part")
     shutil.copytree(newest, part)
     file = newest / "rank-00000.safetensors"
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
     file.write_bytes(content)
-    code, _, err = run("train", whole, *STEPS, "--precision", "fp32", "--resume", folder)
-    assert code == 0, err
-    assert f"warning: {file}: is damaged: its digest is another than the manifest's" in err
-    assert "going on after step 2, 16 samples" in err
+    train(whole, *SEVEN, resume=ended)
+    assert f"warning: {file}: is damaged: its digest is another than the manifest's" in capsys.readouterr().err
+    assert [event["step"] for event in read_events(ended) if event["kind"] == "start"] == [0, 2]
     assert not part.exists()
     assert (newest.parent / "set-aside-0-step-00000004").exists()
-    assert steps(folder)[7]["loss"] == steps(run_dir(whole))[7]["loss"]
+    assert_alike(ended, run_dir(whole))
+    for path in checkpoints(ended):
+        (path / "rank-00000.safetensors").write_bytes(b"")
+    with pytest.raises(Damaged, match="has 0 bytes, and"):
+        train(whole, *quick(9), resume=ended)
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "error", "words"),
     [
-        (("--seed", "5"), "run.seed = 5: was 0 in "),
-        (("--seq", "16"), "batch.sequence = 16: was 32 in "),
-        (("--model.ffn", "64"), "is of another model than the job's: layers.0.gate.weight has shape [48, 32], and"),
-        (("--precision", "fp64"), "stores weight of embedding.weight in F32, and run.precision = fp64 keeps it in"),
-        (("--data.validation-fraction", "0.1"), "was trained on "),
-        (("--optimizer.frozen", '["layers.0.*"]', "--resume", "nowhere"), "--resume = nowhere: there is no such folder"),
+        (("--seed", "5"), Refused, "run.seed = 5: was 0 in "),
+        (("--seq", "16"), Refused, "batch.sequence = 16: was 32 in "),
+        (("--model.ffn", "64"), Damaged, "of another model than the job's: layers.0.gate.weight has shape [48, 32], "),
+        (("--precision", "fp64"), Damaged, "stores weight of embedding.weight in F32, and run.precision = fp64 keeps"),
+        (("--data.validation-fraction", "0.1"), Refused, "was trained on "),
     ],
 )
-def test_what_cannot_go_on_is_refused(whole: Path, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    folder = interrupted(whole, tmp_path)
-    resume = () if "--resume" in flags else ("--resume", folder)
-    code, _, err = run("train", whole, *STEPS, "--precision", "fp32", *resume, *flags)
-    assert code == 2, err
-    assert words in err
-    assert len(checkpoints(folder)) == 2
+def test_what_cannot_go_on_is_refused(
+    whole: Path, ended: Path, flags: tuple[str, ...], error: type[TrigridError], words: str
+) -> None:
+    with pytest.raises(error) as refused:
+        train(whole, *SEVEN, *flags, resume=ended)
+    assert words in str(refused.value)
+    assert len(checkpoints(ended)) == 2
+
+
+def test_frozen_then_and_trained_now(whole: Path, tmp_path: Path) -> None:
+    train(whole, *quick(2), "--optimizer.frozen", '["layers.0.*"]', "--run.out", tmp_path)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(Damaged, match=r"has no mean of layers\.0\..* which optimizer\.frozen kept then"):
+        train(whole, *SEVEN, resume=folder)
+
+
+def test_there_is_nothing_to_resume(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"--resume = .*nowhere: there is no such folder; nearest legal: .*job-"):
+        train(whole, *SEVEN, resume=tmp_path / "nowhere")
+    with pytest.raises(Refused, match="is neither a checkpoint nor the folder of a run that has one"):
+        train(whole, *SEVEN, resume=tmp_path)
+    summary = train(whole, *quick(2), "--run.out", tmp_path / "new", resume="latest")
+    assert summary is not None, "a new run"
+
+
+def broken(at: set[int], loss: float = float("nan")) -> Any:
+    """Steps whose batch begins at one of these samples have no finite gradient, or `loss` where it is given."""
+    step = Engine.step
+
+    def wrapped(
+        self: Engine, tokens: Any, labels: Any, lr: Any, documents: Any, consumed: int, **more: Any
+    ) -> StepResult:
+        if consumed in at and loss != loss:
+            return StepResult(loss, loss, ("rank 0: layers.1.up.weight",))
+        result = step(self, tokens, labels, lr, documents, consumed, **more)
+        return StepResult(loss, 1.0) if consumed in at else result
+
+    return patch.object(Engine, "step", wrapped)
+
+
+def test_not_finite_stop_skip_and_rewind(whole: Path, tmp_path: Path) -> None:
+    """R92: named and ended; passed by without an update; or gone back on without the batch, for good."""
+    with broken({24}):
+        with pytest.raises(RunFailed, match=r"step 4: the gradient is not finite.*rank 0: layers\.1\.up\.weight"):
+            train(whole, *SEVEN, "--run.out", tmp_path / "stop")
+        train(whole, *SEVEN, "--on-nan", "skip", "--run.out", tmp_path / "skip")
+        train(whole, *SEVEN, "--on-nan", "rewind", "--run.out", tmp_path / "rewind")
+    (skip,), (rewind,) = (tmp_path / "skip").iterdir(), (tmp_path / "rewind").iterdir()
+    state = read_manifest(checkpoints(skip)[0]).state
+    assert (state.step, state.updates, state.consumed, state.skipped) == (7, 6, 56, ())
+    state = read_manifest(checkpoints(rewind)[0]).state
+    assert (state.step, state.updates, state.consumed, state.skipped, state.rewinds) == (7, 7, 64, ((24, 32),), 1)
+    (event,) = [event for event in read_events(rewind) if event["kind"] == "rewind"]
+    assert (event["from_step"], event["to_step"], event["skipped"]) == (4, 2, [24, 32])
+    # Those that follow are the undisturbed run's next: no sample twice, none lost but the batch.
+    assert [entry["step"] for entry in metrics(rewind, "step")] == [1, 2, 3, 3, 4, 5, 6, 7]
+    first, again = (entry for entry in metrics(rewind, "step") if entry["step"] == 3)
+    assert first["loss"] == again["loss"]
+
+
+def test_a_run_that_keeps_going_back_ends(whole: Path, tmp_path: Path) -> None:
+    with broken(set(range(24, 100, 8))), pytest.raises(RunFailed, match="has gone back 2 times"):
+        train(whole, *SEVEN, "--on-nan", "rewind", "--faults.max-rewinds", 2, "--run.out", tmp_path)
+
+
+def test_a_spike_is_gone_back_on(whole: Path, tmp_path: Path) -> None:
+    """Without its batch and the one before; a run killed after that comes to the same: what it is judged by is kept."""
+    flags = (*quick(8), "--faults.on-spike", "rewind", "--faults.spike-window", 3, "--faults.spike-sigmas", 20)
+    with broken({40}, loss=60.0):
+        train(whole, *flags, "--run.out", tmp_path / "a")
+        (folder,) = (tmp_path / "a").iterdir()
+        state = read_manifest(checkpoints(folder)[0]).state
+        assert (state.step, state.skipped, state.rewinds, len(state.recent)) == (8, ((32, 48),), 1, 3)
+        other = tmp_path / "b" / folder.name
+        shutil.copytree(folder, other)
+        for path in checkpoints(other)[:2]:
+            shutil.rmtree(path)
+        train(whole, *flags, resume=other)
+    assert_alike(other, folder)
+
+
+def test_a_signal_saves_and_ends(whole: Path, tmp_path: Path) -> None:
+    """Told to stop after the third step: a checkpoint of it, the marker, no summary; then the run goes on as if nothing
+    had been."""
+    seen: list[int] = []
+
+    def asked() -> str | None:
+        seen.append(len(seen))
+        return "SIGUSR1" if len(seen) == 3 else None
+
+    with patch("trigrid.train.stopping.asked", asked):
+        assert train(whole, *SEVEN, "--run.out", tmp_path) is None
+    (folder,) = tmp_path.iterdir()
+    marker = json.loads((folder / "preempted.json").read_text())
+    assert (marker["step"], marker["checkpoint"]) == (3, str(folder / "checkpoints" / "step-00000003"))
+    train(whole, *SEVEN, resume=folder)
+    assert not (folder / "preempted.json").exists()
+    assert_alike(folder, run_dir(whole))
