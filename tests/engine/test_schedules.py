@@ -19,11 +19,11 @@ from trigrid.ledger import STATE
 from trigrid.plan.constants import shipped
 from trigrid.plan.memory import Memory
 from trigrid.plan.plan import setup_of
+from trigrid.plan.scheduled import job_schedule
 from trigrid.plan.software import engine_software
 from trigrid.plan.state import rank_state
 from trigrid.plan.traffic import step_traffic
 from trigrid.schedule import Action, Kind, Schedule, in_flight, make_schedule, validate, write_schedule
-from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 
@@ -67,9 +67,9 @@ def samples() -> Iterator[tuple[str, int, int, int, int]]:
 @pytest.mark.parametrize(("schedule", "pp", "v", "m", "zero"), list(samples()))
 def test_parity(pool: Pool, references: References, schedule: str, pp: int, v: int, m: int, zero: int) -> None:
     """R46: with fewer microbatches than stages, too; R52: PP = 2 with VP = 2; R22: a tied weight whose two stages share
-    a rank in V shapes is there once. Two data-parallel ranks wherever eight processes are enough."""
+    a rank in V shapes is there once. Two data-parallel ranks wherever eight processes are enough, one layer a stage."""
     layout = named(f"pp{pp}dp{2 if pp <= 4 else 1}", schedule=schedule, virtual_stages=v, zero=zero)
-    job = many_layers(layout, m, tied=True)
+    job = many_layers(layout, m, layers=pp * v, tied=True)
     found = judge(job, pool.run(run_rank, layout.world, job), references.of(job))
     assert found.passed, found
 

@@ -127,7 +127,8 @@ def share(rows: Tensor, job: Job, dp_rank: int) -> Tensor:
 
 
 def run_rank(rank: int, job: Job, sabotage: Sabotage | None = None) -> RankRun:
-    """Run STEPS steps of `job` as one of its ranks; within `sabotage`, where one is given, which breaks the engine."""
+    """Run the steps of `job` that are judged as one of its ranks; within `sabotage`, where one is given, which breaks the
+    engine."""
     with sabotage() if sabotage else nullcontext():
         return _run_rank(rank, job)
 
@@ -136,7 +137,7 @@ def _run_rank(rank: int, job: Job) -> RankRun:
     comm = Comm(grid_of(job), rank)
     engine = build_engine(job, comm, torch.device("cpu"))
     losses, norms, gradients = [], [], []
-    for step in range(STEPS):
+    for step in range(judged_steps(job)):
         tokens, labels = (share(rows, job, comm.coord.dp) for rows in batch(job, step))
         numbers = documents(job, step)
         shared = share(numbers, job, comm.coord.dp) if numbers is not None else None
@@ -148,6 +149,11 @@ def _run_rank(rank: int, job: Job) -> RankRun:
         norms.append(result.gradient_norm)
     weights = {name: (bucket.held[0], _array(bucket.master)) for name, bucket in engine.buckets.items()}
     return RankRun(tuple(losses), tuple(norms), tuple(gradients), weights, engine.disagreements())
+
+
+def judged_steps(job: Job) -> int:
+    """Steps by which `job` is judged: AdamW amplifies the rounding of the first."""
+    return STEPS if job.run.precision == "fp64" else 1
 
 
 def single(job: Job) -> Job:
@@ -169,7 +175,7 @@ def reference(job: Job, pool: Pool) -> Reference:
 def judge(job: Job, runs: Sequence[RankRun], ref: Reference) -> Verdict:
     """The verdict of law 1 on what the ranks of `job` did, in fp64 or fp32."""
     precision = job.run.precision
-    steps = STEPS if precision == "fp64" else 1
+    steps = judged_steps(job)
     worst, parameter = 0.0, ""
     for step in range(steps):
         errors = relative_errors(job, [run.gradients[step] for run in runs], ref.gradients[step])
