@@ -138,7 +138,7 @@ class FolderWriter(StorageWriter):
         free = shutil.disk_usage(self._aside).free
         if free < needed + SPARE_BYTES:
             self._aside.rmdir()
-            raise OSError(f"{needed / 1e9:.2f} GB are needed in {self._path.parent}, and {free / 1e9:.2f} GB are free")
+            raise OSError(f"{needed / 1e9:.3g} GB are needed in {self._path.parent}, and {free / 1e9:.3g} GB are free")
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
