@@ -43,7 +43,10 @@ def find_tokenizer(path: Path, job: Job) -> Path | None:
     """The file of the tokenizer that the checkpoint's run used, which may be gone; None where nothing says which."""
     record = path.absolute().parent.parent / "data.json"
     if path.absolute().parent.name == "checkpoints" and record.is_file():
-        return load(record).tokenizer
+        try:
+            return load(record).tokenizer
+        except (OSError, ValueError):
+            raise Damaged(f"{record}: cannot be read; it says which tokenizer the run used") from None
     return None if job.data.tokenizer == "train" else Path(job.data.tokenizer).expanduser()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trigrid.checkpoint.folder import path_of, prune
+from trigrid.checkpoint.folder import aside, path_of, prune
 from trigrid.checkpoint.manifest import State
 from trigrid.checkpoint.parts import Part, parts_written, snapshot
 from trigrid.checkpoint.storage import FolderWriter, PartsSaver
@@ -117,6 +118,9 @@ class Saver:
             failure = "; ".join(_reason(rank, error) for rank, (error, _) in sorted(caught.failures.items()))
         except OSError as caught:
             failure = str(caught)
+        if failure is not None and self._engine.comm.rank == 0:
+            # All ranks have come to the end of their part, whatever it was.
+            shutil.rmtree(aside(path), ignore_errors=True)
         seconds = time.perf_counter() - begun_s
         return Outcome(state.step, path, seconds, seconds if blocked_s is None else blocked_s, writer.bytes, failure)
 

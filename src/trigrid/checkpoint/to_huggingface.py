@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trigrid.checkpoint.folder import aside
 from trigrid.checkpoint.from_huggingface import INDEX, SINGLE
 from trigrid.checkpoint.manifest import DTYPES, Format
 from trigrid.checkpoint.reading import BoxReader, describe_job
-from trigrid.checkpoint.writing import PIECE_BYTES, FileWriter, Header, Progress, bands, check_new
+from trigrid.checkpoint.writing import PIECE_BYTES, FileWriter, Header, Progress, bands, check_new, made_aside
 from trigrid.data.tokenizer import load_tokenizer
 from trigrid.models.huggingface import Place, tensors, turned_back
 from trigrid.spec.model import ModelSpec
@@ -65,10 +64,7 @@ def export_folder(
     torch_dtype = str(DTYPES[FORMAT_OF[chosen]]).removeprefix("torch.")
     config = config_of_model(spec, torch_dtype, separator)
     check_new(dst, total)
-    folder = aside(dst)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
+    with made_aside(dst) as folder:
         where: dict[str, str] = {}
         done = 0
         for number, shard in enumerate(shards, start=1):
@@ -88,9 +84,6 @@ def export_folder(
         _write_json(folder / "generation_config.json", ends)
         kept = _write_tokenizer(folder, tokenizer, spec) if tokenizer else ()
         os.rename(folder, dst)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return Exported(tuple(dict.fromkeys(where.values())), total, chosen, kept)
 
 

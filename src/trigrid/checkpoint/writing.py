@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,7 +35,7 @@ from trigrid.checkpoint.manifest import (
 )
 from trigrid.checkpoint.parts import key_of
 from trigrid.checkpoint.storage import SPARE_BYTES, entry_of, write_text
-from trigrid.errors import Problem, Refused
+from trigrid.errors import Problem, Refused, RunFailed
 
 PIECE_BYTES = 16 << 20
 """About as much of a tensor is read and written at a time."""
@@ -141,6 +142,21 @@ def check_new(path: Path, needed_bytes: int) -> None:
         raise Refused([Problem("DST", path, reason)])
 
 
+@contextmanager
+def made_aside(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, which the body of the `with` fills and renames. It is removed again where that fails;
+    raises RunFailed where the disk does."""
+    folder = aside(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def write_checkpoint(
     path: Path,
     files: Mapping[int, Sequence[Planned]],
@@ -153,34 +169,34 @@ def write_checkpoint(
 ) -> None:
     """Write the checkpoint `path`, visible only when it is complete. files: what each rank's file holds, by the rank;
     shapes: of all parameters. Raises Refused where it is there already or there is no room."""
-    headers = {
-        rank: [Header(_entry(part), source.format(part.name, part.kind), part.sizes) for part in planned]
+    # In the order of the library that ranks write with, so that their files are the same.
+    files = {
+        rank: sorted(planned, key=lambda part: (-_header(part, source).bytes // prod(part.sizes), _entry(part)))
         for rank, planned in files.items()
         if planned
     }
-    total = sum(header.bytes for held in headers.values() for header in held)
+    total = sum(_header(part, source).bytes for planned in files.values() for part in planned)
     check_new(path, total)
-    folder = aside(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
+    with made_aside(path) as folder:
         written: list[File] = []
         done = 0
-        for rank, held in sorted(headers.items()):
-            with FileWriter(folder / f"rank-{rank:05d}.safetensors", held) as file:
-                for part, header in zip(files[rank], held, strict=True):
+        for rank, planned in sorted(files.items()):
+            headers = [_header(part, source) for part in planned]
+            with FileWriter(folder / f"rank-{rank:05d}.safetensors", headers) as file:
+                for part, header in zip(planned, headers, strict=True):
                     for values in _pieces(part, header, source, piece_bytes):
                         file.write(values)
                         done += values.nbytes
                         progress("writing (MB)", done // 1_000_000, total // 1_000_000)
                 written.append(file.end())
         write_text(folder / JOB, job_text)
-        tensors = _account({rank: files[rank] for rank in headers}, shapes, source)
+        tensors = _account(files, shapes, source)
         write_manifest(folder, new_manifest(state, tensors, tuple(written), job_text))
         publish(path)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+
+
+def _header(part: Planned, source: Source) -> Header:
+    return Header(_entry(part), source.format(part.name, part.kind), part.sizes)
 
 
 def _pieces(part: Planned, header: Header, source: Source, piece_bytes: int) -> Iterator[Tensor]:
