@@ -66,6 +66,7 @@ def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert straggler["pipeline_s"] > 0
     assert found["together_s"] == pytest.approx(found["step_s"] + straggler["pipeline_s"], rel=1e-6)
     assert len(found["failure"]["pipeline_ranks"]) == 4
+    assert found["failures"] == [found["failure"]]
     spread = found["repetitions"]
     assert found["step_s"] < spread["p50_s"] <= spread["p95_s"] <= spread["max_s"]
     assert (spread["played"], spread["drawn"]) == (80, False)
@@ -110,6 +111,7 @@ def test_files_are_written_and_told_on_standard_error(capsys: pytest.CaptureFixt
         ("--slow-link 0-2:2", "slow-link = 0-2: schedule 1f1b sends nothing there; nearest legal: 0-1"),
         ("--fail 3", "fail = 3: RANK:SECONDS"),
         ("--fail 3:-1", "fail = 3:-1: RANK:SECONDS"),
+        ("--fail 3:0.1 --fail 3:0.2", "fail = 3:0.2: rank 3 stops at 0.1 s already"),
         ("--fail 3:1e9", "fail = 3:1e+09: is after the pipeline's end: it takes"),
         ("--jitter nan", "jitter = nan: must be from 0 to 1"),
         ("--trace t.json --svg nowhere/t.svg", "svg = nowhere/t.svg: its folder is not there"),
@@ -117,10 +119,10 @@ def test_files_are_written_and_told_on_standard_error(capsys: pytest.CaptureFixt
         ("--repetitions 5", "repetitions = 5: without --jitter all of them are the same; nearest legal: 1"),
         ("--jitter 0.1 --repetitions 0", "repetitions = 0: must be from 1 to 100,000; nearest legal: 1"),
         ("--durations none.csv", "durations = none.csv: cannot be read"),
-        ("--schedule-file none.csv", "schedule = none.csv: cannot be read"),
+        ("--schedule-file none.csv", "schedule-file = none.csv: cannot be read: No such file or directory"),
         ("--trace none/t.json", "trace = none/t.json: its folder is not there"),
         ("--save-schedule none/t.json", "save-schedule = none/t.json: its folder is not there"),
-        ("--save-schedule own.txt", "schedule = own.txt: not a kind of file that schedules are kept in"),
+        ("--save-schedule own.txt", "save-schedule = own.txt: not a kind of file that schedules are kept in"),
         ("--schedule fancy", "parallel.schedule"),
     ],
 )
@@ -153,12 +155,20 @@ def test_a_balanced_plan_is_saved(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert after < before
 
 
-def test_auto_is_planned_but_its_neighbours_are_not_priced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_and_files_are_planned_but_their_neighbours_are_not_priced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     auto, named = (json.loads(run(f"plan {SMALL} --schedule {n} --json", capsys)) for n in ("auto", "1f1b"))
     assert auto["layout"]["schedule"] == "auto"
     assert auto["time"]["step_s"]["best"] < named["time"]["step_s"]["best"]
     assert sum(auto["time"]["parts_s"].values()) == pytest.approx(auto["time"]["step_s"]["best"])
     assert "parallel.schedule = auto: neighbours of a layout" in refusal(f"plan {SMALL} --schedule auto --sensitivity")
+    write_schedule(make_schedule("zb-h1", 4, 8), tmp_path / "own.csv")
+    own = f"--parallel.schedule_file {tmp_path / 'own.csv'}"
+    for flags in (own, f"{own} --schedule auto"):
+        filed = json.loads(run(f"plan {SMALL} {flags} --json", capsys))
+        assert auto["time"]["step_s"]["best"] < filed["time"]["step_s"]["best"] < named["time"]["step_s"]["best"]
+    assert "neighbours of a layout" in refusal(f"plan {SMALL} {own} --recompute-table")
     with pytest.raises(Refused, match="schedule = auto: is made for one layout"):
         trigrid.search("llama3-8b", gpus=8, global_batch=8, schedule="auto")
 

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import frozen, named, small_job
+from helpers.saved import filled_and_saved
 from models.transformers_reference import Reference
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trigrid.check.pool import Pool
+from trigrid.checkpoint.folder import path_of
 from trigrid.checkpoint.from_huggingface import SINGLE, import_folder
 from trigrid.checkpoint.manifest import Damaged, State, digest, digest_of, read_manifest, write_manifest
 from trigrid.checkpoint.reading import BoxReader, faults_of, open_sound
 from trigrid.checkpoint.reshard import reshard
 from trigrid.checkpoint.to_huggingface import export_folder
-from trigrid.errors import Refused
+from trigrid.checkpoint.writing import FileWriter
+from trigrid.errors import Refused, RunFailed
 from trigrid.models.generate import LanguageModel, Sampling, generate
+from trigrid.spec.job import Job
+from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec, RopeScaling
 from trigrid.spec.to_huggingface import config_of_model
 
@@ -133,6 +143,48 @@ def test_a_checkpoint_of_any_layout_is_exported_alike(shape: str, layout: str, t
     assert equal(weights_of(reader), weights_of(open_sound(tmp_path / "one")))
     export_folder(reader, tmp_path / "back", silent, dtype="fp32", piece_bytes=PIECE_BYTES)
     assert equal(tensors_in(tmp_path / "back"), tensors_in(tmp_path / "theirs"))
+
+
+def test_resharded_files_are_those_that_ranks_write(pool: Pool, tmp_path: Path) -> None:
+    """Byte by byte, with moments, a tied weight, frozen ones, and replicas that share the work."""
+
+    def job(layout: Layout) -> Job:
+        return frozen(small_job(layout, precision="bf16", tied=True))
+
+    before, after = job(named("tp2pp1dp2", zero=1)), job(named("tp1pp2dp4", zero=3, dp_replicate=2))
+    for step, made in enumerate((before, after)):
+        assert not any(pool.run(filled_and_saved, made.parallel.world, made, tmp_path, step))
+    overrides = ["--tp", "1", "--pp", "2", "--dp", "4", "--zero", "3", "--micro-batch", "1"]
+    cut = tmp_path / "cut"
+    reshard(open_sound(path_of(tmp_path, 0)), cut, [*overrides, "--parallel.dp_replicate", "2"], silent, PIECE_BYTES)
+    ours, theirs = read_manifest(cut), read_manifest(path_of(tmp_path, 1))
+    assert len(ours.files) == 8
+    assert ours.files == theirs.files
+    assert {name: p.kinds.keys() for name, p in ours.tensors.items()} == {
+        name: p.kinds.keys() for name, p in theirs.tensors.items()
+    }
+    assert (cut / "job.toml").read_text() == (path_of(tmp_path, 1) / "job.toml").read_text()
+
+
+def test_a_disk_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference_of(SMALL, tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "ours", silent)
+    reader = open_sound(tmp_path / "ours")
+
+    def full(self: FileWriter, values: Tensor) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(FileWriter, "write", full)
+    for write in (
+        lambda: import_folder(tmp_path / "theirs", tmp_path / "new", silent),
+        lambda: export_folder(reader, tmp_path / "new", silent),
+    ):
+        with pytest.raises(RunFailed, match=r"new: cannot be written: No space left on device"):
+            write()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(Refused, match=r"DST = .*new: 0.00 GB are needed, and 0.00 GB are free"):
+        export_folder(reader, tmp_path / "new", silent)
 
 
 def test_files_stay_bounded(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from models.huggingface_names import in_trigrid_terms
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from trigrid.models.huggingface import places
 from trigrid.spec.huggingface import model_from_config
 from trigrid.spec.model import ModelSpec
 
@@ -69,11 +69,18 @@ class Reference:
 
     def values(self) -> dict[str, Tensor]:
         """Copies of the weights, by trigrid's names."""
-        return in_trigrid_terms((name, p.detach()) for name, p in self.model.named_parameters())
+        return self._parts({name: p.detach() for name, p in self.model.named_parameters()})
 
     def gradients(self) -> dict[str, Tensor]:
         """Copies of the gradients, by trigrid's names."""
-        return in_trigrid_terms((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+        return self._parts({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+
+    def _parts(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, place in places(self.spec).items():
+            part = named[place.tensor][tuple(slice(*ends) for ends in place.box)]
+            found[name] = (part.t() if place.transposed else part).clone()
+        return found
 
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens [rows, sequence] → [rows, sequence, vocabulary]."""

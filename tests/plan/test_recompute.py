@@ -45,7 +45,8 @@ def test_each_stage_is_planned_by_its_own_word(schedule: dict[str, object]) -> N
     assert step.memory.peak_bytes(setup) == max(
         step.memory.device_bytes(setup, step.memory.use(setup, rank)) for rank in range(4)
     )
-    assert peaks["full"] < step.memory.peak_bytes(setup) < peaks["none"]
+    # In zb-h1 what waits for weights fills the last stage, however it recomputes.
+    assert peaks["full"] <= step.memory.peak_bytes(setup) < peaks["none"]
 
 
 def test_stages_of_a_rank_each_have_theirs() -> None:

@@ -13,12 +13,14 @@ from trigrid.errors import Refused
 from trigrid.grid import Coord, grid_of
 from trigrid.job import load_job
 from trigrid.plan.plan import make_plan
+from trigrid.plan.search import search_layouts
 from trigrid.plan.setup import Setup
 from trigrid.plan.simulate import Simulation, simulate
 from trigrid.plan.stragglers import (
     Faults,
     Replicas,
-    after_failure,
+    after_stops,
+    failures,
     slowed,
     statistics,
     stragglers,
@@ -149,12 +151,43 @@ def test_a_schedule_of_a_file_must_go_with_the_job(tmp_path: Path) -> None:
     write_schedule(make_schedule("zb-h1", 4, 8), file)
     assert simulate(job(), schedule=file).schedule.ranks == make_schedule("zb-h1", 4, 8).ranks
     assert simulate(job("--parallel.schedule_file", str(file))).schedule.name == "zb-h1"
-    with pytest.raises(Refused, match=r"has 8 microbatches, the job 16; nearest legal: --global-batch 32"):
+    wanted = r"schedule-file = .*: has 8 microbatches, a step has 16; nearest legal: batch.global_batch = 32"
+    with pytest.raises(Refused, match=wanted):
         simulate(job("--global-batch", "64"), schedule=file)
     write_schedule(make_schedule("zbv", 4, 8), file)
-    with pytest.raises(Refused, match="the stages are on ranks 0, 1, 2, 3, 3, 2, 1, 0, those of the job on 0, 1, 2, 3"):
+    wanted = r"8 stages on ranks \[0, 1, 2, 3, 3, 2, 1, 0\]; 1f1b puts its 4 stages on ranks \[0, 1, 2, 3\]"
+    with pytest.raises(Refused, match=wanted):
         simulate(job(), schedule=file)
     assert simulate(job("--schedule", "zbv", "--virtual", "2"), schedule=file).schedule.stages == 8
+
+
+@pytest.mark.parametrize(("name", "virtual"), [("1f1b", "1"), ("zb-h1", "1"), ("gpipe", "1"), ("zbv", "2")])
+@pytest.mark.parametrize("flags", [(), ("--parallel.recompute", "none", "--zero", "0")], ids=["full", "none"])
+def test_a_plan_prices_the_schedule_of_a_file(tmp_path: Path, name: str, virtual: str, flags: tuple[str, ...]) -> None:
+    """As the planner prices the same schedule by its name."""
+    file = tmp_path / "own.csv"
+    write_schedule(make_schedule(name, 4, 8), file)
+    stated = "zbv" if name == "zbv" else "interleaved"
+    own = job("--schedule", stated, "--virtual", virtual, "--parallel.schedule_file", str(file), *flags)
+    plan, named = make_plan(own), make_plan(job("--schedule", name, "--virtual", virtual, *flags))
+    assert plan.job is own
+    assert plan.time.pipeline_s == pytest.approx(named.time.pipeline_s, rel=1e-9)
+    assert plan.time.step_s == pytest.approx(named.time.step_s, rel=1e-3)
+    assert sum(plan.time.parts_s.values()) == pytest.approx(plan.time.step_s)
+    assert plan.time.bubble_ratio == pytest.approx(named.time.bubble_ratio, rel=1e-9)
+    for mine, theirs in zip(plan.stages, named.stages, strict=True):
+        assert mine.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.02)
+    assert f"schedule replayed as it is in {file}" in plan.assumptions
+    assert simulate(own).timeline.step_s == pytest.approx(plan.time.pipeline_s, rel=1e-12)
+
+
+def test_a_file_that_is_not_for_the_job_is_not_planned(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    write_schedule(make_schedule("1f1b", 4, 4), file)
+    with pytest.raises(Refused, match=r"^parallel.schedule_file = .*: has 4 microbatches, a step has 8"):
+        make_plan(job("--parallel.schedule_file", str(file)))
+    with pytest.raises(Refused, match=r"^parallel.schedule_file = .*: is for one layout and batch, and pp, tp would"):
+        search_layouts(job("--parallel.schedule_file", str(file)), open=frozenset({"pp", "tp"}))
 
 
 # Stragglers
@@ -227,14 +260,26 @@ def test_what_moves_in_lockstep(setup: Setup, lockstep: int, pipelines: int) -> 
 
 def test_after_a_failure_each_rank_waits_for_what_never_comes(tmp_path: Path) -> None:
     """1F1B over four equal stages; rank 2 stops at 3.5 s, in its second forward (3–4 s)."""
-    stopped = after_failure(equal(tmp_path), 2, 3.5)
+    stopped = after_stops(equal(tmp_path), {2: 3.5})
     assert [str(one.waits_at) for one in stopped] == ["B0.0", "B1.0", "F2.1", "F3.1"]
     assert [str(one.last) for one in stopped] == ["F0.3", "F1.2", "F2.0", "B3.0"]
     assert [one.since_s for one in stopped] == [4, 4, 3, 6]
-    unharmed = after_failure(equal(tmp_path), 2, 1000.0)
+    unharmed = after_stops(equal(tmp_path), {2: 1000.0})
     assert [one.waits_at for one in unharmed] == [None] * 4
-    at_once = after_failure(equal(tmp_path), 0, 0.0)
+    at_once = after_stops(equal(tmp_path), {0: 0.0})
     assert [(one.last, str(one.waits_at)) for one in at_once] == [(None, f"F{rank}.0") for rank in range(4)]
+
+
+def test_several_stops_are_told_by_pipeline_and_the_first_of_a_stage_counts(tmp_path: Path) -> None:
+    simulation = equal(tmp_path)
+    grid = grid_of(simulation.job)
+    ranks = [grid.rank(Coord(*at)) for at in ((0, 2, 0, 0), (0, 2, 0, 5), (0, 0, 0, 1), (3, 1, 0, 0))]
+    found = failures(simulation, replace(NOTHING, stops=dict(zip(ranks, (9.0, 3.5, 2.5, 0.0), strict=True))))
+    assert [(one.pipeline, [rank for rank, _ in one.stops]) for one in found] == [(0, ranks[:3]), (3, ranks[3:])]
+    # As with rank 2 alone, but that nobody gets a third forward.
+    assert [str(one.waits_at) for one in found[0].ranks] == ["F0.2", "F1.2", "F2.1", "F3.1"]
+    assert [str(one.last) for one in found[0].ranks] == ["F0.1", "F1.1", "F2.0", "B3.0"]
+    assert [one.last for one in found[1].ranks][1:] == [None] * 3
 
 
 # Jitter

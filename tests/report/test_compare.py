@@ -10,11 +10,11 @@ import pytest
 from helpers.jobs import named, small_job
 
 from trigrid.errors import Refused
+from trigrid.plan.scheduled import job_schedule
 from trigrid.plan.simulate import Simulation, simulate
 from trigrid.report.compare import compare, comparison_json, comparison_text
 from trigrid.report.trace import Trace, TraceSpan, write_trace
 from trigrid.schedule import Durations, order_of, replay
-from trigrid.schedule.of_job import job_schedule
 from trigrid.schedule.recorded import read_recorded, times_of
 from trigrid.spec.job import Job
 

@@ -126,10 +126,12 @@ def test_what_is_wrong_in_a_json_is_told_with_its_place(tmp_path: Path, text: st
 
 
 def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"cannot be read: .*No such file"):
-        read_schedule(tmp_path / "none.csv")
+    with pytest.raises(Refused, match=r"^parallel.schedule_file = .*none.csv: cannot be read: No such file"):
+        read_schedule(tmp_path / "none.csv", "parallel.schedule_file")
+    with pytest.raises(Refused, match=r"^save-schedule = .*own.csv: cannot be written: No such file"):
+        write_schedule(make_schedule("1f1b", 1, 1), tmp_path / "none" / "own.csv", "save-schedule")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(Refused, match=r"cannot be read: 'utf-8' codec"):
+    with pytest.raises(Refused, match=r"cannot be read: is no text in UTF-8"):
         read_schedule(tmp_path / "bytes.csv")
     for use in (read_schedule, lambda path: write_schedule(make_schedule("1f1b", 1, 1), path)):
         with pytest.raises(

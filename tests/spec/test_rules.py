@@ -368,11 +368,6 @@ def test_trainable() -> None:
             {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=8, v_dim=8)},
             "model.latent = kv_rank 64: known to the planner only so far: it cannot be trained",
         ),
-        (
-            {"parallel.schedule": "auto"},
-            "parallel.schedule = auto: needs parallel.schedule_file, which `trigrid simulate JOB --save-schedule FILE` "
-            "writes; nearest legal: 1f1b, gpipe, interleaved, zb-h1, zbv, dualpipev",
-        ),
     ],
 )
 def test_what_is_only_planned_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

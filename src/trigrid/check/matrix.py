@@ -24,8 +24,8 @@ from trigrid.check.parity import (
 )
 from trigrid.check.pool import Pool
 from trigrid.errors import Problem, Refused
+from trigrid.plan.scheduled import job_schedule
 from trigrid.report.console import duration, table
-from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout, ZeroStage
 from trigrid.spec.rules import check

@@ -48,7 +48,7 @@ def describe(path: Path, manifest: Manifest, job: Job) -> str:
         f"state       step {state.step:,}, {state.consumed:,} samples drawn, {state.updates:,} updates, "
         f"{skipped:,} samples passed over, {state.rewinds:,} rewinds",
         f"model       {model.name}: {parameter_count(model):,} parameters in {model.layers} layers",
-        f"layout      {degrees}, ZeRO {layout.zero}, {layout.schedule}: {layout.world:,} ranks",
+        f"layout      {degrees}, ZeRO {layout.zero}, {layout.schedule}, world {layout.world:,}",
         f"files       {len(manifest.files):,}, {manifest.bytes / 1e6:,.1f} MB: {sizes}",
     ]
     return "\n".join([*lines, "", _parameters(manifest)])

@@ -50,7 +50,7 @@ def _planned(buckets: dict[str, BucketLayout], grid: Grid, rank: int, reader: Bo
     shard, replicas = grid.group("zero", rank).index(rank), grid.group("replicate", rank)
     found: list[Planned] = []
     for bucket in buckets.values():
-        if False:
+        if bucket.tied and grid.coord(rank).pp > 0:
             continue
         start = shard * bucket.shard_numel
         share = replica_share(start, start + bucket.shard_numel, replicas.index(rank), len(replicas))

@@ -15,7 +15,7 @@ from pathlib import Path
 import cyclopts
 
 # Each module adds its commands to the application.
-from trigrid.cli import check, checkpoint, data, generate, job, plan, simulate, train  # noqa: F401
+from trigrid.cli import check, checkpoint, data, generate, job, plan, report, simulate, train  # noqa: F401
 from trigrid.cli.app import app
 from trigrid.errors import RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE, find_place

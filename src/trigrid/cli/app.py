@@ -46,15 +46,14 @@ def examples(*lines: str) -> str:
 def trainable(path: Path, overrides: Sequence[str], world: int | None = None) -> Job:
     """The job of `path`, if the engine can run it."""
     from trigrid.job import load_job
-    from trigrid.schedule.of_job import job_schedule
+    from trigrid.plan.scheduled import check_schedule
     from trigrid.spec.rules import check_trainable
 
     job = load_job(path, overrides, world=world)
     if problems := check_trainable(job):
         raise Refused(problems)
-    if job.parallel.schedule_file:
-        # Here, before any process starts and any data is prepared.
-        job_schedule(job)
+    # Here, before any process starts and any data is prepared.
+    check_schedule(job)
     return job
 
 

@@ -193,9 +193,12 @@ def _asides(
         sensitivity_text,
     )
 
-    if (notches or recomputation) and planned.job.parallel.schedule == "auto":
+    layout = planned.job.parallel
+    if (notches or recomputation) and (layout.schedule == "auto" or layout.schedule_file):
+        key = "schedule_file" if layout.schedule_file else "schedule"
         reason = "neighbours of a layout are priced with named schedules only"
-        raise Refused([Problem("parallel.schedule", "auto", reason, (planned.facts["schedule"],))])
+        legal = () if layout.schedule_file else (planned.facts["schedule"],)
+        raise Refused([Problem(f"parallel.{key}", getattr(layout, key), reason, legal)])
     texts: list[str] = []
     answers: dict[str, object] = {}
     if figure:

@@ -29,6 +29,7 @@ MOST_REPETITIONS = 100_000
         "trigrid simulate job.toml --schedule auto --save-schedule auto.json",
         "trigrid simulate job.toml --slow-rank 17:1.3 --slow-link 3-4:10",
         "trigrid simulate job.toml --jitter 0.02 --repetitions 1000",
+        "trigrid simulate job.toml --fail 17:0.5 --fail 40:0.9",
         "trigrid simulate --compare runs/tiny-3d-20261130-204043",
         "trigrid simulate llama3-70b --gpus 64 --tp 8 --pp 4 --global-batch 64",
     )
@@ -54,7 +55,10 @@ def simulate(
     ] = 0.0,
     seed: Annotated[int, Parameter(help="Seed of the jitter.")] = 0,
     repetitions: Annotated[int, Parameter(help="Steps to play with jitter.")] = 1,
-    fail: Annotated[str | None, Parameter(help="RANK:SECONDS: that GPU stops so long after the start.")] = None,
+    fail: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="RANK:SECONDS: that GPU stops so long after the start; may be repeated."),
+    ] = (),
     balance: Annotated[
         bool, Parameter(negative="", help="Give stages the layers that make the slowest one fastest.")
     ] = False,
@@ -75,7 +79,7 @@ def simulate(
     """
     from trigrid.plan.balance import balanced_job
     from trigrid.plan.simulate import simulate as play
-    from trigrid.plan.stragglers import after_failure, statistics, stragglers, together_s
+    from trigrid.plan.stragglers import failures, statistics, stragglers, together_s
     from trigrid.report.balance import balance_text
     from trigrid.report.compare import compare as lay_beside
     from trigrid.report.compare import comparison_json, comparison_text
@@ -104,15 +108,11 @@ def simulate(
     _check_links(simulation, faults)
     slow = stragglers(simulation, faults)
     together = together_s(simulation, faults) if slow else None
-    stopped = []
-    if faults.failure:
-        from trigrid.grid import grid_of
-
-        stopped = after_failure(simulation, grid_of(job).coord(faults.failure[0]).pp, faults.failure[1])
+    failed = failures(simulation, faults)
     spread = statistics(simulation, faults) if faults.jitter else None
     _write(simulation, trace, svg, save_schedule, console.say)
     if as_json:
-        told = simulation_json(simulation, faults, slow, together, stopped, spread)
+        told = simulation_json(simulation, faults, slow, together, failed, spread)
         print_json({**told, "compare": comparison_json(beside)} if beside else told)
         return
     columns = shutil.get_terminal_size((PAGE_COLUMNS, 24)).columns
@@ -121,8 +121,8 @@ def simulate(
         texts.append(comparison_text(beside, columns))
     if together is not None:
         texts.append(straggler_text(simulation, slow, together))
-    if faults.failure:
-        texts.append(failure_text(simulation, *faults.failure, stopped))
+    if failed:
+        texts.append(failure_text(simulation, failed))
     if spread:
         texts.append(statistics_text(simulation, faults, spread))
     print("\n\n".join(texts))
@@ -155,14 +155,14 @@ def _faults(
     jitter: float,
     seed: int,
     repetitions: int,
-    fail: str | None,
+    fail: tuple[str, ...],
 ) -> Faults:
     from trigrid.errors import Problem, Refused
     from trigrid.plan.stragglers import Faults
 
     problems: list[Problem] = []
     world, ranks, links = job.parallel.world, dict[int, float](), dict[tuple[int, int], float]()
-    failure = None
+    stops: dict[int, float] = {}
     for text in slow_rank:
         place, _, factor = text.partition(":")
         rank, times = _whole(place, world), _number(factor, 1.0, LARGEST_FACTOR)
@@ -183,13 +183,15 @@ def _faults(
             problems.append(Problem("slow-link", text, reason))
         else:
             links[ends[0], ends[1]] = times
-    if fail is not None:
-        place, _, after = fail.partition(":")
+    for text in fail:
+        place, _, after = text.partition(":")
         rank, time_s = _whole(place, world), _number(after, 0.0, float("inf"))
         if rank is None or time_s is None:
-            problems.append(Problem("fail", fail, f"RANK:SECONDS with a rank from 0 to {world - 1} is needed"))
+            problems.append(Problem("fail", text, f"RANK:SECONDS with a rank from 0 to {world - 1} is needed"))
+        elif rank in stops:
+            problems.append(Problem("fail", text, f"rank {rank} stops at {stops[rank]:g} s already"))
         else:
-            failure = (rank, time_s)
+            stops[rank] = time_s
     if not 0 <= jitter <= 1:
         legal = (min(max(jitter, 0), 1),) if isfinite(jitter) else ()
         problems.append(Problem("jitter", jitter, "must be from 0 to 1", legal))
@@ -201,7 +203,7 @@ def _faults(
     if problems:
         raise Refused(problems)
     return Faults(
-        slow_ranks=ranks, slow_links=links, jitter=jitter, seed=seed, repetitions=repetitions, failure=failure
+        slow_ranks=ranks, slow_links=links, jitter=jitter, seed=seed, repetitions=repetitions, stops=stops
     )
 
 
@@ -246,9 +248,11 @@ def _check_links(simulation: Simulation, faults: Faults) -> None:
         if (a, b) not in used
     ]
     end_s = simulation.timeline.step_s
-    if faults.failure and faults.failure[1] >= end_s:
-        reason = f"is after the pipeline's end: it takes {end_s:.3g} s"
-        problems.append(Problem("fail", f"{faults.failure[0]}:{faults.failure[1]:g}", reason))
+    problems += [
+        Problem("fail", f"{rank}:{time_s:g}", f"is after the pipeline's end: it takes {end_s:.3g} s")
+        for rank, time_s in faults.stops.items()
+        if time_s >= end_s
+    ]
     if problems:
         raise Refused(problems)
 
@@ -256,7 +260,6 @@ def _check_links(simulation: Simulation, faults: Faults) -> None:
 def _write(
     simulation: Simulation, trace: Path | None, svg: Path | None, schedule: Path | None, say: Callable[[str], None]
 ) -> None:
-    from trigrid.errors import Problem, Refused
     from trigrid.report.timeline import write_svg
     from trigrid.report.trace import simulation_trace, write_trace
     from trigrid.schedule import write_schedule
@@ -269,8 +272,5 @@ def _write(
         write_svg(simulation.timeline, svg, title)
         say(f"{svg} is written")
     if schedule:
-        try:
-            write_schedule(simulation.schedule, schedule)
-        except OSError as error:
-            raise Refused([Problem("save-schedule", schedule, f"cannot be written: {error.strerror}")]) from None
+        write_schedule(simulation.schedule, schedule, "save-schedule")
         say(f"{schedule} is written")

@@ -1,6 +1,7 @@
 """The parallel runtime on torch.distributed.
 
 comm.py      every collective and point-to-point call, counted
+activity.py  what a rank does now, for a watchdog
 tensor.py    tensor parallelism: regions, vocabulary-parallel embedding and loss
 again.py     tensors that backward makes again, where autograd would keep them
 dropout.py   masks that are hashes of what each element is

@@ -245,7 +245,7 @@ class Comm:
         a world of one. Every rank must call it at the same point."""
         if self.grid.world == 1:
             return None
-        made = dist.new_group(backend="gloo", group_desc="host")
+        made = dist.new_group(timeout=self._timeout, backend="gloo", group_desc="host")
         assert isinstance(made, dist.ProcessGroup)
         return made
 

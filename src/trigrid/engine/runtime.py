@@ -22,7 +22,8 @@ from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
 from trigrid.errors import RunFailed
 from trigrid.ledger import Ledger
-from trigrid.schedule.of_job import evaluation_schedule, job_schedule
+from trigrid.plan.scheduled import job_schedule
+from trigrid.schedule.of_job import evaluation_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import RecomputeName, zero_policy
 from trigrid.spec.precision import PRECISIONS

@@ -6,4 +6,6 @@ attention.py  causal attention, fused or with dropout of its probabilities
 norms.py      RMSNorm, LayerNorm
 rope.py       rotary positions
 build.py      an engine for a job
+generate.py   logits and text, without a loss
+huggingface.py  where transformers keeps each parameter
 """

@@ -13,14 +13,16 @@ from trigrid.engine.runtime import Engine
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.zero import TORCH_DTYPE, Initialise
 from trigrid.models.decoder import Decoder, Rates
-from trigrid.schedule.of_job import job_schedule, splits_backward
+from trigrid.plan.scheduled import job_schedule, made_here
+from trigrid.schedule.of_job import splits_backward
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 
 
 def build_engine(job: Job, comm: Comm, device: torch.device, initialise: Initialise | None = None) -> Engine:
     """The engine of `comm`'s rank; initial values come from the job's seed unless `initialise` gives others."""
-    later = WeightQueue() if splits_backward(job_schedule(job)) else None
+    # One that is made may split backwards for some numbers of microbatches and not for others.
+    later = WeightQueue() if made_here(job) or splits_backward(job_schedule(job)) else None
     tp = TensorParallel(comm, job.parallel.sequence_parallel, job.parallel.regather, later)
     dtype = TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
     rates = Rates(job.run.dropout, job.run.attention_dropout, job.run.seed)

@@ -90,7 +90,14 @@ class Decoder:
             x_SBH = x_SBH + w["positions"][here].unsqueeze(1)
         return dropout.hidden(x_SBH, microbatch, here.start)
 
+    def logits(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
+        """What the head, by the weights of its unit, says of the next tokens; of its own columns where TP cuts it."""
+        (logits_SBV,) = self._tp.products(self._final(w, x_SBH), (w["head"], None))
+        return logits_SBV
+
     def _head(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, local: LocalParameter) -> Tensor:
-        x_SBH = self._tp.enter(self._norm(*self._norm.inputs(w, "final_norm", x_SBH)))
         labels_SB, scale = microbatch.labels_SB, microbatch.scale
-        return head_loss(x_SBH, w["head"], labels_SB, scale, local, self._tp, self._loss_chunks)
+        return head_loss(self._final(w, x_SBH), w["head"], labels_SB, scale, local, self._tp, self._loss_chunks)
+
+    def _final(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
+        return self._tp.enter(self._norm(*self._norm.inputs(w, "final_norm", x_SBH)))

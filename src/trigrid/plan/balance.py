@@ -85,7 +85,7 @@ def _table(
 
 def balanced_job(job: Job, software: Software | None = None) -> Balance:
     """`job` with the best split of its layers in the planner's times. Raises Refused where none fits the memory."""
-    planned = named_job(job) if job.parallel.schedule == "auto" else job
+    planned = named_job(job)
     step = step_of(planned, software)
     setup, layers = setup_of(planned, step.software), job.model.layers
     stages = setup.pp * setup.virtual

@@ -30,7 +30,7 @@ from trigrid.ledger import Ledger
 from trigrid.plan.beside import Beside
 from trigrid.plan.compute import Cut
 from trigrid.plan.elements import Bucket, unit_buckets
-from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, most_in_flight
+from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
 from trigrid.schedule import rank_peak_bytes
 from trigrid.spec.model import ModelSpec
@@ -313,6 +313,9 @@ class Memory:
             waiting = setup.microbatches if setup.schedule == "gpipe" else 1
             again = setup.at(setup.pp * setup.virtual - 1).recompute == "full"
             logits = (1 if again else waiting) * head.saved + head.working
+            if setup.schedule == "zb-h1" and self.software.kernels.loss != "pieces":
+                # What its product puts off for the weights waits beside the microbatch at hand.
+                logits += (min(setup.microbatches, setup.pp) - 1) * head.for_weights
         table = self.buckets(setup.tp, setup.ep)
         if last and self.software.kernels.loss == "pieces":
             # The pieces' gradients of the head's weight, not its norm's, are added up in fp32.
@@ -378,10 +381,12 @@ class Memory:
         if exact and (len(set(chunks)) > 1 or any(later > kept for kept, _, later in chunks)):
             until_backward, until_weights = ([round(chunk[i]) for chunk in chunks] for i in (0, 2))
             return float(rank_peak_bytes(name, pp, m, rank, until_backward, until_weights))
-        until_input, until_weight = most_in_flight(name, pp, m, v)[rank]
         kept = sum(chunk[0] for chunk in chunks) / len(chunks)
         later = sum(chunk[2] for chunk in chunks) / len(chunks)
-        return until_input * kept + (until_weight - until_input) * later
+        pairs = held_at_once(name, pp, m, v)[rank]
+        if later <= kept:
+            pairs = pairs[:1]
+        return max([whole * kept + waiting * later for whole, waiting in pairs])
 
     def _zero_bytes(self, setup: Setup) -> tuple[float, float]:
         """Bytes per parameter of a unit while it is gathered, and while its gradients wait to be reduced."""

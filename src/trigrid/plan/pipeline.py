@@ -145,8 +145,7 @@ def closed_form(setup: Setup, piped: Pipeline, message_s: float) -> float:
     so are equal stages as slow as the slowest between the ends, and m times what the ends take beyond that, since the
     longest chain of sums is no longer than the longest chains of the two parts together. A message counts as part
     of the action that sends it. Equal stages are exact (`_idle_s`) but for interleaved where m is above p and no
-    multiple of it, which is no slower than the next multiple, and for zbv where p + 1 < m < 2p, which idles no longer
-    than with p + 1 or with 2p.
+    multiple of it, which is no slower than the next multiple.
     """
     pp, m = setup.pp, setup.microbatches
     if setup.schedule == "gpipe":
@@ -186,9 +185,6 @@ def least_s(setup: Setup, stage: Slowest) -> float:
     if setup.schedule == "interleaved" and m > p:
         # The last round, where it is not full, goes back at least as slowly as its messages.
         idle = (p - 1) * sum(stage) + -m % p * (v - 1) * (stage.input_s + stage.weight_s)
-    elif setup.schedule == "zbv" and p + 1 < m < 2 * p:
-        n, few = p - 1, 2 * p - m
-        idle = _longest([(0, 2 * n, 2 * few - 2 * n), (0, 1 + few, n - 1 - few), (2 * n, 0, -2 * n - 1)], *stage)
     else:
         idle = _idle_s(setup, *stage)
     return m * v * sum(stage) + idle
@@ -217,20 +213,25 @@ def _idle_s(setup: Setup, forward: float, into: float, weight: float) -> float:
                 (p - filled, n, 0),
                 (n, n, 1 - filled),
             ]
-        case "zbv" if m >= 2 * p:
+        case "zbv" if m > p:
+            few = max(0, 2 * p - 1 - m)
             chains = [
-                (0, 2 * n, -2 * n),
-                (0, 1, n - 1),
-                (1, 0, n - 1),
-                (0, n, 0),
-                (2 * n, -n, -1),
-                (2 * n - 1, 1 - n, 0),
+                (0, 1 + few, n - 1 - few),
+                (0, n + few, -few),
+                (0, 2 * few, 0),
+                (0, 2 * n, 2 * few - 2 * n),
+                (1 + few, 0, n - 1 - few),
+                (few, few, 0),
+                (2 * n - 1 - few, 1 + few - n, 0),
+                (2 * n - 1 - few, 1 + 2 * few - n, -few),
+                (2 * n - 1 - few, 1 + few, 2 * few - 2 * n),
+                (2 * n - few, few - n, -1),
+                (2 * n - few, 2 * few - n, max(-1 - few, few - n)),
+                (2 * n - few, few, 2 * few - 2 * n - 1),
+                (2 * n, -n, max(-1 - 2 * few, -n)),
+                (2 * n, few - n, max(-1 - 3 * few, -n - few)),
                 (2 * n, 0, -2 * n - 1),
-                (2 * n - 1, 1, -2 * n),
             ]
-        case "zbv" if m > p + 1:
-            fewer, enough = (setup._replace(microbatches=size) for size in (p + 1, 2 * p))
-            return max(_idle_s(fewer, forward, into, weight), _idle_s(enough, forward, into, weight))
         case "zbv":
             less = filled - 1
             chains = [
@@ -240,7 +241,7 @@ def _idle_s(setup: Setup, forward: float, into: float, weight: float) -> float:
                 (2 * n, 2 * n - 2 * less, -2 * less),
             ]
         case "dualpipev" if m > p:
-            few = max(0, 2 * p - m)
+            few = max(0, 2 * p - 1 - m)
             chains = [
                 (-1, 2 * n, 2 * few - n),
                 (-1, n + few, few),

@@ -154,13 +154,14 @@ def _counts(model: ModelSpec, sequence: int) -> tuple[int, float, float]:
 def make_plan(job: Job, software: Software | None = None) -> Plan:
     """The plan of a sound job; the schedule is replayed. software: this project's engine where it is left out.
 
-    Raises Refused for an accelerator that the catalogue lacks, or that does not multiply the job's number format.
+    Raises Refused for an accelerator that the catalogue lacks, or that does not multiply the job's number format, and
+    for a schedule_file that is not for the job.
     """
     software = software or engine_software(job)
-    if job.parallel.schedule == "auto":
-        from trigrid.plan.auto import auto_plan
+    if job.parallel.schedule == "auto" or job.parallel.schedule_file:
+        from trigrid.plan.unnamed import unnamed_plan
 
-        return auto_plan(job, software)
+        return unnamed_plan(job, software)
     name = number_format(job)
     step = step_for(job.model, job.cluster, software, name)
     setup, memory, machine = setup_of(job, software), step.memory, step.machine

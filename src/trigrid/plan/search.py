@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import block_kinds
+from trigrid.errors import Problem, Refused
 from trigrid.plan.bounds import Bounds
 from trigrid.plan.found import Candidate, Counts, Found
 from trigrid.plan.memory import fullest_ranks
@@ -279,8 +280,12 @@ def search_layouts(
 ) -> Found | None:
     """The best layouts of `job` on at most `gpus` GPUs (left out: those that it has) where the knobs `open` are free.
 
-    hbm_bytes: what a GPU may hold, in place of the catalogue's. None where no layout goes with GPUs and batch.
+    hbm_bytes: what a GPU may hold, in place of the catalogue's. None where no layout goes with GPUs and batch. Raises
+    Refused where knobs are free and the schedule is that of a file, which is for one layout.
     """
+    if open and (file := job.parallel.schedule_file):
+        reason = f"is for one layout and batch, and {', '.join(sorted(open))} would be searched: give them all"
+        raise Refused([Problem("parallel.schedule_file", file, reason)])
     software = software or engine_software(job)
     drops = selective_drops(job, software)
     space = Space(job, open, gpus or job.parallel.world, setup_of(job, software), selective=drops)

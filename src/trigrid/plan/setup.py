@@ -100,3 +100,34 @@ def most_in_flight(name: str, pp: int, microbatches: int, virtual: int) -> tuple
         cap = 2 * pp + (name == "dualpipev")
         return tuple((n, n) for n in (min(2 * m, m + 1 + rank, cap) for rank in range(pp)))
     return tuple((min(m, pp - rank), min(m, pp if name == "zb-h1" else pp - rank)) for rank in range(pp))
+
+
+@lru_cache(maxsize=4096)
+def held_at_once(name: str, pp: int, microbatches: int, virtual: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """By rank i, what it holds at its fullest: chunks that wait for their input backward, and beside them chunks that
+    wait for their weight backward only, as pairs of which one holds most, whichever of the two kinds is larger.
+
+    What waits for weights is the larger kind only under full recomputation. Then zb-h1 is fullest with i + 1 of them,
+    V shapes with one, or while they drain: zbv holds 2i + 1 then, dualpipev i + 1, fewer where microbatches are few (of
+    p < m < 2p − 1 not less than it is).
+    """
+    p, m = pp, microbatches
+    few = max(0, 2 * p - 1 - m)
+    found = []
+    for rank, (until_input, until_weight) in enumerate(most_in_flight(name, pp, microbatches, virtual)):
+        pairs = [(until_input, until_weight - until_input)]
+        after, fewer = p - rank - 1, until_weight - 1
+        if name == "zb-h1":
+            waiting = min(m, rank + 1)
+            pairs.append((until_weight - waiting, waiting))
+        elif name == "zbv":
+            pairs.append((fewer, 1))
+            if m > p:
+                pairs.append((max(0, after - few), min(2 * rank, 2 * (m - p)) + 1))
+        elif name == "dualpipev":
+            if after:
+                pairs.append((min(fewer, 2 * p - 1), 1))
+            if m > p:
+                pairs.append((max(0, after - few), min(rank, m - p) + 1))
+        found.append(tuple(pairs))
+    return tuple(found)

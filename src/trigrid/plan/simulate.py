@@ -19,11 +19,10 @@ from trigrid.schedule import (
     bytes_over_time,
     make_schedule,
     order_of,
-    read_schedule,
     replay,
 )
 from trigrid.schedule.auto import Auto
-from trigrid.schedule.of_job import splits_backward
+from trigrid.schedule.of_job import file_schedule, splits_backward
 from trigrid.schedule.recorded import read_recorded, times_of
 from trigrid.schedule.times import Times, read_durations
 from trigrid.schedule.waits import Waits, waits
@@ -84,22 +83,22 @@ def simulate(
     a file of actions in place of the job's schedule or schedule_file. Raises Refused where files cannot be read or do
     not go with the job.
     """
-    automatic = job.parallel.schedule == "auto"
-    named = named_job(job) if automatic else job
+    named = named_job(job)
     step = step_of(named, software)
     stages = stages_of(step, setup_of(named, step.software))
     times = _times(durations, stages) if durations else None
     played = times.durations if times else stages.durations
     auto = None
-    file = schedule or (Path(job.parallel.schedule_file) if job.parallel.schedule_file else None)
-    if file:
-        made = _from_file(file, stages)
-    elif automatic:
+    if schedule:
+        made = file_schedule(job, schedule, "schedule-file", stages.setup.microbatches)
+    elif job.parallel.schedule_file:
+        file = Path(job.parallel.schedule_file)
+        made = file_schedule(job, file, "parallel.schedule_file", stages.setup.microbatches)
+    elif job.parallel.schedule == "auto":
         auto = auto_of(job, software, times)
         made = auto.schedule
     else:
-        setup = stages.setup
-        made = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
+        made = _named(stages)
     if times and splits_backward(made) and not times.halved:
         reason = f"schedule {made.name} takes backwards in halves: I and W are needed of every stage"
         raise Refused([Problem("durations", durations, reason)])
@@ -113,25 +112,9 @@ def _times(path: Path, stages: Stages) -> Times:
     """The times in `path`, a CSV or what a run has recorded of one step."""
     if path.suffix.lower() != ".json" and not path.is_dir():
         return read_durations(path, len(stages.placement))
+    return times_of(read_recorded(path), _named(stages))
+
+
+def _named(stages: Stages) -> Schedule:
     setup = stages.setup
-    named = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
-    return times_of(read_recorded(path), named)
-
-
-def _from_file(path: Path, stages: Stages) -> Schedule:
-    """The schedule in `path`, which must be for stages placed like the job's, and for its microbatches."""
-    made, problems = read_schedule(path), []
-    if made.placement != stages.placement:
-        reason = f"the stages are on ranks {_listed(made.placement)}, those of the job on {_listed(stages.placement)}"
-        problems.append(Problem("schedule", path, f"{reason}: pp, virtual_stages and schedule decide that"))
-    if made.microbatches != stages.setup.microbatches:
-        reason = f"has {made.microbatches} microbatches, the job {stages.setup.microbatches}"
-        batch = made.microbatches * stages.setup.dp * stages.setup.micro_batch
-        problems.append(Problem("schedule", path, reason, (f"--global-batch {batch}",)))
-    if problems:
-        raise Refused(problems)
-    return made
-
-
-def _listed(placement: tuple[int, ...]) -> str:
-    return ", ".join(map(str, placement))
+    return make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil, exp, expm1, lcm, log
+from math import ceil, exp, expm1, inf, lcm, log
 from random import Random
 from statistics import NormalDist, fmean
 from typing import NamedTuple
@@ -36,15 +36,15 @@ MOST_PLAYED = 100_000_000
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """slow_ranks: factor on the compute times of single GPUs; slow_links: factor on messages from one pipeline rank to
-    another, in the first pipeline; jitter: σ above; failure: (rank, time): that GPU stops so many seconds after the
-    pipeline's begin."""
+    another, in the first pipeline; jitter: σ above; stops: GPUs that stop, each so many seconds after the pipelines'
+    begin."""
 
     slow_ranks: Mapping[int, float]
     slow_links: Mapping[tuple[int, int], float]
     jitter: float = 0.0
     seed: int = 0
     repetitions: int = 1
-    failure: tuple[int, float] | None = None
+    stops: Mapping[int, float] = field(default_factory=dict)
 
 
 class Straggler(NamedTuple):
@@ -66,6 +66,14 @@ class Stopped(NamedTuple):
     last: Action | None
     since_s: float
     waits_at: Action | None
+
+
+class Failure(NamedTuple):
+    """A pipeline in which GPUs stop. stops: (rank, time_s) of each; ranks: what each pipeline rank comes to."""
+
+    pipeline: int
+    stops: tuple[tuple[int, float], ...]
+    ranks: tuple[Stopped, ...]
 
 
 @dataclass(frozen=True)
@@ -139,15 +147,31 @@ def together_s(simulation: Simulation, faults: Faults) -> float:
     return statistics(simulation, replace(faults, jitter=0.0, repetitions=1)).max_s
 
 
-def after_failure(simulation: Simulation, pipeline_rank: int, time_s: float) -> list[Stopped]:
-    """What each rank of the pipeline comes to where one stops at `time_s`."""
+def failures(simulation: Simulation, faults: Faults) -> list[Failure]:
+    """The pipelines in which GPUs stop, each by itself: they wait for one another only after their last action."""
+    replicas, grid = Replicas(simulation.stages.setup), grid_of(simulation.job)
+    stops: dict[int, dict[int, float]] = {}
+    for rank, time_s in faults.stops.items():
+        stops.setdefault(replicas.pipeline_of(grid.coord(rank)), {})[rank] = time_s
+    found = []
+    for pipeline, mine in sorted(stops.items()):
+        first: dict[int, float] = {}
+        for rank, time_s in mine.items():
+            stage = grid.coord(rank).pp
+            first[stage] = min(time_s, first.get(stage, inf))
+        found.append(Failure(pipeline, tuple(mine.items()), tuple(after_stops(simulation, first))))
+    return found
+
+
+def after_stops(simulation: Simulation, stops: Mapping[int, float]) -> list[Stopped]:
+    """What each rank of a pipeline comes to where some stop. stops: by pipeline rank, when."""
     order, usual = simulation.timeline.order, simulation.timeline
     ranks = len(order.schedule.ranks)
     last: list[Action | None] = [None] * ranks
     since, waits_at = [0.0] * ranks, [None] * ranks  # type: list[float], list[Action | None]
     lost = [False] * len(order.ranks)
     for i, (rank, needed) in enumerate(zip(order.ranks, order.awaits, strict=True)):
-        dies = rank == pipeline_rank and usual.ends_s[i] > time_s
+        dies = usual.ends_s[i] > stops.get(rank, inf)
         # Up to here nothing has waited for what is lost, so times are as usual.
         if dies or waits_at[rank] is not None or (needed >= 0 and lost[needed]):
             lost[i] = True

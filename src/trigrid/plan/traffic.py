@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, job_buckets, stretches
 from trigrid.grid import Grid, grid_of
+from trigrid.plan.scheduled import job_schedule
 from trigrid.schedule import Kind, Schedule, receives, sends_to
-from trigrid.schedule.of_job import job_schedule
 from trigrid.spec.job import Job
 from trigrid.spec.layout import ZeroPolicy, zero_policy
 from trigrid.spec.precision import FORMAT_BYTES, PRECISIONS
@@ -135,7 +135,7 @@ def _boundaries(job: Job, schedule: Schedule, pp_rank: int, add: Add) -> None:
 
 
 def _finish(job: Job, grid: Grid, rank: int, buckets: dict[str, BucketLayout], policy: ZeroPolicy, add: Add) -> None:
-    """Partial gradients over TP, the tied embedding, and the one all-reduce of norm², flag and loss."""
+    """Partial gradients over TP, the tied embedding, and the one all-reduce of norm², flag, loss and wish to stop."""
     reduce = FORMAT_BYTES[PRECISIONS[job.run.precision].reduce]
     shard = grid.group("zero", rank).index(rank)
 
@@ -150,4 +150,4 @@ def _finish(job: Job, grid: Grid, rank: int, buckets: dict[str, BucketLayout], p
         if bucket.tied:
             numel = bucket.shard_numel if policy.shard_optimizer else bucket.numel
             add("tied", "all_reduce", numel * reduce)
-    add("world", "all_reduce", 3 * WIDE_BYTES)
+    add("world", "all_reduce", 4 * WIDE_BYTES)

@@ -3,6 +3,7 @@
 console.py   lines, warnings and progress on standard error
 metrics.py   the figures of a run: its facts, each step, its end
 log.py       a run told as it goes: console, metrics.jsonl, trackers, loss curve
+events.py    events.jsonl: what happened to a run
 trackers.py  TensorBoard, W&B, MLflow, Prometheus
 curve.py     the loss curve as text and as SVG
 host.py      what the operating system says of this process

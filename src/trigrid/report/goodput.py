@@ -244,7 +244,7 @@ class _Walk:
         self._window_us += trained
         rest = gap - trained
         if count and self._phase == "first":
-            excess = max(0, trained - self._usual_us * count)
+            excess = max(0, trained - self._usual_us * count) if self._usual_us else 0
             self._us["first step"] += excess
             trained -= excess
             if self._launch_us is not None:
@@ -297,14 +297,14 @@ class _Walk:
 
     def _fails(self, until: int, line: Line, reason: str) -> None:
         """A failure is told of at `until`; it began before, by the time to detect it."""
-        measured = line.values.get("detected_s") is not None or self._stuck_us is not None
-        began = until - line.micros("detected_s")
-        began = max(self._cursor, began if self._stuck_us is None else min(began, self._stuck_us))
-        detected_s = (until - began) / US if measured else None
-        self._under_way(began, "redone")
+        stuck = 0 if self._stuck_us is None else until - self._stuck_us
+        detected = max(line.micros("detected_s"), stuck)
+        measured = self._stuck_us is not None or line.values.get("detected_s") is not None
+        self._under_way(max(self._cursor, until - detected), "redone")
         self._spend("detection", until)
         rank = line.values.get("rank")
-        self._ends(Failure(until / US, FAILED, rank if isinstance(rank, int) else None, reason, detected_s, None))
+        told = detected / US if measured else None
+        self._ends(Failure(until / US, FAILED, rank if isinstance(rank, int) else None, reason, told, None))
 
     def _ends(self, failure: Failure) -> None:
         self._state = failure.how

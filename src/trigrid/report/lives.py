@@ -32,6 +32,11 @@ class Line:
         return max(0, round(self.number(name) * US))
 
     @property
+    def told_us(self) -> int:
+        """As it was written."""
+        return self.micros("time_s")
+
+    @property
     def step(self) -> int:
         return int(self.number("step"))
 
@@ -53,23 +58,23 @@ class Life:
 
 
 def lives_of(events: Sequence[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]) -> list[Life]:
-    """Events are cut at each launch, or start that no launch precedes. Metrics go with the start that is nearest to
-    theirs: they share its clock, while another host may have launched the ranks. events: at least one."""
+    """Events are cut at each launch, or start that no launch precedes; metrics go with the start before them. events:
+    at least one."""
     cut: list[list[Line]] = []
     for line in _lines(events, metric=False):
         started = bool(cut) and any(known.kind == "start" for known in cut[-1])
         if line.kind == "launch" or not cut or (line.kind == "start" and started):
             cut.append([])
         cut[-1].append(line)
-    starts = [(line.us, number) for number, life in enumerate(cut) for line in life if line.kind == "start"]
+    # By the clock of the first rank, which writes both: whoever launched it may have another.
+    starts = [(line.told_us, number) for number, life in enumerate(cut) for line in life if line.kind == "start"]
+    starts = starts or [(life[0].us, number) for number, life in enumerate(cut)]
     mine: list[list[Line]] = [[] for _ in cut]
-    at = 0
+    following = 0
     for line in _lines((entry for entry in metrics if entry["kind"] in TOLD), metric=True):
-        if line.kind == "start" and starts:
-            at = max(at, min(starts, key=lambda start: abs(start[0] - line.us))[1])
-        elif not starts:
-            at = max((number for number, life in enumerate(cut) if life[0].us <= line.us), default=0)
-        mine[at].append(line)
+        while following < len(starts) and starts[following][0] <= line.told_us:
+            following += 1
+        mine[starts[max(0, following - 1)][1]].append(line)
     begins = [life[0].us for life in cut]
     last = max(line.us for line in (*cut[-1], *mine[-1]))
     return [
@@ -91,11 +96,14 @@ def _life(events: list[Line], metrics: list[Line], begin: int, stop: int) -> Lif
     # What the launcher tells comes before and after all that the ranks do, whatever its clock says.
     by_teller = {"launch": 0, "failed": 2}
     lines = sorted([*metrics, *events], key=lambda line: (by_teller.get(line.kind, 1), line.us))
-    complete = [line for line in events if line.kind == "checkpoint"]
+    complete: dict[int, list[Line]] = {}
+    for line in events:
+        if line.kind == "checkpoint":
+            complete.setdefault(line.step, []).append(line)
     stalls: dict[int, int | None] = {}
     for place, line in enumerate(lines):
         if line.kind == "checkpoint_begin":
-            ends = [done for done in complete if done.step == line.step and done.us >= line.us]
+            ends = [done for done in complete.get(line.step, ()) if done.us >= line.us]
             stalls[place] = ends[0].micros("blocked_s") if ends else None
     skipped = {line.step for line in events if line.kind == "not_finite" and line.values.get("action") == "skip"}
     return Life(begin, stop, tuple(lines), events[0].kind == "launch", frozenset(skipped), stalls)

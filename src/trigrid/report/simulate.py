@@ -8,7 +8,7 @@ from typing import Any
 
 from trigrid.plan.goodput import goodput
 from trigrid.plan.simulate import COLLECTIVES, Simulation
-from trigrid.plan.stragglers import Faults, Replicas, Statistics, Stopped, Straggler
+from trigrid.plan.stragglers import Failure, Faults, Replicas, Statistics, Straggler
 from trigrid.report.console import duration, table
 from trigrid.report.plan import WIDTH
 from trigrid.report.timeline import timeline_text
@@ -107,22 +107,27 @@ def straggler_text(simulation: Simulation, found: Sequence[Straggler], together_
     return "\n".join(lines)
 
 
-def failure_text(simulation: Simulation, rank: int, time_s: float, stopped: Sequence[Stopped]) -> str:
-    """Who waits for what after a rank stopped, and what failures cost in the long run."""
+def failure_text(simulation: Simulation, found: Sequence[Failure]) -> str:
+    """Who waits for what after ranks stopped, and what failures cost in the long run."""
     replicas, setup = Replicas(simulation.stages.setup), simulation.stages.setup
-    rows = [
-        [
-            str(number),
-            str(one.last or "nothing"),
-            seconds(one.since_s),
-            str(one.waits_at or "the reduction of gradients"),
+    lines = []
+    for failure in found:
+        rows = [
+            [
+                str(number),
+                str(one.last or "nothing"),
+                seconds(one.since_s),
+                str(one.waits_at or "the reduction of gradients"),
+            ]
+            for number, one in enumerate(failure.ranks)
         ]
-        for number, one in enumerate(stopped)
-    ]
-    head = f"rank {rank} stops {seconds(time_s)} after the pipeline began:"
-    lines = table(["pipeline rank", "finished last", "at", "never finishes"], rows).splitlines()
+        stops = ", ".join(f"rank {rank} stops {seconds(time_s)}" for rank, time_s in failure.stops)
+        lines += wrap(f"{stops} after the pipeline began:", WIDTH)
+        told = table(["pipeline rank", "finished last", "at", "never finishes"], rows).splitlines()
+        lines += [f"  {line.rstrip()}" for line in told]
+    left = replicas.pipelines - len(found)
     others = (
-        f"the other {replicas.pipelines - 1:,} pipelines wait at the reduction from "
+        f"the other {left:,} pipelines wait at the reduction from "
         f"{seconds(simulation.timeline.step_s)} on; then all {setup.world:,} GPUs stand still until the run is stopped"
     )
     kept = goodput(setup.world)
@@ -131,8 +136,8 @@ def failure_text(simulation: Simulation, rank: int, time_s: float, stopped: Sequ
         f"at Llama 3's rate of failures one comes every {duration(kept.mtbf_job_s)}, or {steps:,} steps; with a "
         f"checkpoint every {duration(kept.interval_s)}, {kept.productive_share:.1%} of the time counts"
     )
-    texts = [others, rate] if replicas.pipelines > 1 else [rate]
-    return "\n".join([head, *(f"  {line.rstrip()}" for line in lines), *(x for t in texts for x in wrap(t, WIDTH))])
+    texts = [others, rate] if left else [rate]
+    return "\n".join([*lines, *(line for text in texts for line in wrap(text, WIDTH))])
 
 
 def statistics_text(simulation: Simulation, faults: Faults, found: Statistics) -> str:
@@ -155,7 +160,7 @@ def simulation_json(
     faults: Faults,
     slow: Sequence[Straggler],
     together_s: float | None,
-    stopped: Sequence[Stopped],
+    failed: Sequence[Failure],
     spread: Statistics | None,
 ) -> dict[str, Any]:
     """The simulation by the contract `trigrid.simulate/1`: what is here stays, more may come."""
@@ -203,20 +208,8 @@ def simulation_json(
         else None,
         "stragglers": [{**one._asdict(), "at": one.at._asdict(), "group_s": list(one.group_s)} for one in slow],
         "together_s": together_s,
-        "failure": {
-            "rank": faults.failure[0],
-            "time_s": faults.failure[1],
-            "pipeline_ranks": [
-                {
-                    "last": str(one.last) if one.last else None,
-                    "since_s": one.since_s,
-                    "waits_at": str(one.waits_at) if one.waits_at else None,
-                }
-                for one in stopped
-            ],
-        }
-        if faults.failure
-        else None,
+        "failure": _failure_json(failed[0]) if failed else None,
+        "failures": [_failure_json(one) for one in failed],
         "repetitions": {
             "repetitions": faults.repetitions,
             "jitter": faults.jitter,
@@ -230,4 +223,22 @@ def simulation_json(
         }
         if spread
         else None,
+    }
+
+
+def _failure_json(failure: Failure) -> dict[str, Any]:
+    rank, time_s = failure.stops[0]
+    return {
+        "rank": rank,
+        "time_s": time_s,
+        "pipeline": failure.pipeline,
+        "stops": [{"rank": rank, "time_s": time_s} for rank, time_s in failure.stops],
+        "pipeline_ranks": [
+            {
+                "last": str(one.last) if one.last else None,
+                "since_s": one.since_s,
+                "waits_at": str(one.waits_at) if one.waits_at else None,
+            }
+            for one in failure.ranks
+        ],
     }

@@ -20,7 +20,7 @@ from trigrid.schedule.limits import Limits, lower_bound
 from trigrid.schedule.listing import Policy, Work, listed
 from trigrid.schedule.replay import Durations, order_of, replay
 
-LISTED_ACTIONS = 500_000
+LISTED_ACTIONS = 250_000
 """Actions placed over all policies together, at most; of policies, in the order below, no more are tried."""
 IMPROVED = 2
 """Candidates that are improved."""
@@ -44,8 +44,16 @@ class Auto:
 
 
 class _Candidate(NamedTuple):
+    """held: what all ranks together hold at their fullest."""
+
     step_s: float
+    held: float
     schedule: Schedule
+
+    @property
+    def key(self) -> tuple[float, float]:
+        """Of the best the smallest: what takes as long, but for rounding, is better the less it holds."""
+        return float(f"{self.step_s:.9e}"), self.held
 
 
 def auto_schedule(
@@ -65,9 +73,8 @@ def auto_schedule(
     stages, ranks = len(placement), max(placement) + 1
     limits = limits or Limits.chunks(stages, (float("inf"),) * ranks)
     work = Work(durations, microbatches, placement, limits, split)
-    named = sorted(_named(work), key=lambda candidate: candidate.step_s)
-    candidates = [*named, *_listed(work)]
-    candidates = sorted(candidates, key=lambda candidate: candidate.step_s)
+    named = sorted(_named(work), key=lambda candidate: candidate.key)
+    candidates = sorted([*named, *_listed(work)], key=lambda candidate: candidate.key)
     bound = lower_bound(durations, placement, microbatches, limits)
     found: list[_Candidate] = []
     for candidate in _distinct(candidates):
@@ -75,18 +82,17 @@ def auto_schedule(
             break
         if not sound(candidate.schedule):
             continue
-        better = improved(candidate.schedule, work, candidate.step_s, bound)
-        found.append(_Candidate(_step_s(better, durations), better))
+        found += _candidate(improved(candidate.schedule, work, candidate.step_s, bound), work)
     if not found:
         raise ValueError("auto: the limits leave no room for one microbatch at a time")
-    best = min(found, key=lambda candidate: candidate.step_s)
+    best = min(found, key=lambda candidate: candidate.key)
     return Auto(
         replace(best.schedule, name="auto"),
         best.step_s,
         # Two ways to sum the same times may differ in the last bit.
         min(bound, best.step_s),
         named[0].schedule.name if named else None,
-        named[0].step_s if named else float("inf"),
+        max(named[0].step_s, best.step_s) if named else float("inf"),
     )
 
 
@@ -98,8 +104,8 @@ def _named(work: Work) -> Iterator[_Candidate]:
         except ValueError:
             continue
         splits = any(action.kind is Kind.INPUT for actions in schedule.ranks for action in actions)
-        if schedule.placement == work.placement and work.limits.allow(schedule) and (work.split or not splits):
-            yield _Candidate(_step_s(schedule, work.durations), schedule)
+        if schedule.placement == work.placement and (work.split or not splits):
+            yield from _candidate(schedule, work)
 
 
 def _listed(work: Work) -> Iterator[_Candidate]:
@@ -109,9 +115,7 @@ def _listed(work: Work) -> Iterator[_Candidate]:
         ranks = listed(work, policy)
         effort += 3 * work.microbatches * len(work.placement)
         if ranks is not None:
-            schedule = Schedule("listed", work.microbatches, work.placement, ranks)
-            if work.limits.allow(schedule):
-                yield _Candidate(_step_s(schedule, work.durations), schedule)
+            yield from _candidate(Schedule("listed", work.microbatches, work.placement, ranks), work)
         if effort > LISTED_ACTIONS:
             return
 
@@ -152,5 +156,9 @@ def _distinct(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
             yield candidate
 
 
-def _step_s(schedule: Schedule, durations: Durations) -> float:
-    return replay(order_of(schedule), durations).step_s
+def _candidate(schedule: Schedule, work: Work) -> list[_Candidate]:
+    """`schedule` with what it takes; none where it is beyond the limits."""
+    peaks = work.limits.peaks(schedule)
+    if peaks is None:
+        return []
+    return [_Candidate(replay(order_of(schedule), work.durations).step_s, sum(peaks), schedule)]

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trigrid.errors import Problem, Refused
 from trigrid.schedule.actions import Action, Kind, Schedule
@@ -24,92 +25,107 @@ Row = tuple[str, dict[str, object]]
 """Where a row stands (`file:line`, or the file alone) and what is in it, by column."""
 
 
-def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write `schedule` to `path`, a .csv or .json file, aside first so that none is ever half there."""
+class _File(NamedTuple):
+    """key: what the user calls it."""
+
+    path: Path
+    key: str
+
+    def refused(self, reason: str, where: str = "") -> Refused:
+        return Refused([Problem(self.key, self.path, reason, where=where)])
+
+
+def write_schedule(schedule: Schedule, path: Path, key: str = "schedule") -> None:
+    """Write `schedule` to `path`, a .csv or .json file, aside first so that none is ever half there.
+
+    Raises Refused, naming `key`, for another kind of file and where it cannot be written.
+    """
+    form = _format(path, key)
     rows = [
         {"rank": rank, "kind": str(kind), "stage": stage, "microbatch": m}
         for rank, actions in enumerate(schedule.ranks)
         for kind, stage, m in actions
     ]
-    if _format(path) == ".json":
+    if form == ".json":
         lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
         text = f'{{\n  "name": {json.dumps(schedule.name)},\n  "actions": [\n{lines}\n  ]\n}}\n'
     else:
         text = "".join(f"{','.join(map(str, row))}\n" for row in (COLUMNS, *(row.values() for row in rows)))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise _File(path, key).refused(f"cannot be written: {error.strerror}") from error
 
 
-def read_schedule(path: Path) -> Schedule:
+def read_schedule(path: Path, key: str = "schedule") -> Schedule:
     """The schedule for training in `path`, a .csv (named after the file) or .json file.
 
-    Raises Refused where it cannot be read, where rows are no actions (all of them told, by line in a CSV), and where
-    the actions are no schedule that can run.
+    Raises Refused, naming `key`, where it cannot be read, where rows are no actions (all of them told, by line in a
+    CSV), and where the actions are no schedule that can run.
     """
-    form = _format(path)
+    form, file = _format(path, key), _File(path, key)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _refused(path, f"cannot be read: {error}") from error
-    name, rows = (path.stem, list(_csv_rows(path, text))) if form == ".csv" else _json_rows(path, text)
-    schedule = _assembled(path, name, rows)
+    except OSError as error:
+        raise file.refused(f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise file.refused("cannot be read: is no text in UTF-8") from error
+    name, rows = (path.stem, list(_csv_rows(file, text))) if form == ".csv" else _json_rows(file, text)
+    schedule = _assembled(file, name, rows)
     try:
         validate(schedule)
     except ValueError as error:
-        raise _refused(path, f"cannot run: {error}") from error
+        raise file.refused(f"cannot run: {error}") from error
     return schedule
 
 
-def _format(path: Path) -> str:
+def _format(path: Path, key: str) -> str:
     if path.suffix.lower() not in FORMATS:
-        raise Refused([Problem("schedule", path, "not a kind of file that schedules are kept in", FORMATS)])
+        raise Refused([Problem(key, path, "not a kind of file that schedules are kept in", FORMATS)])
     return path.suffix.lower()
 
 
-def _refused(path: Path, reason: str, where: str = "") -> Refused:
-    return Refused([Problem("schedule", path, reason, where=where)])
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+def _csv_rows(file: _File, text: str) -> Iterator[Row]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [cell.strip() for cell in next(reader, [])]
         if sorted(header) != sorted(COLUMNS):
-            raise _refused(path, f"the first line must name the columns {','.join(COLUMNS)}", f"{path}:1")
+            raise file.refused(f"the first line must name the columns {','.join(COLUMNS)}", f"{file.path}:1")
         for cells in reader:
-            where = f"{path}:{reader.line_num}"
+            where = f"{file.path}:{reader.line_num}"
             if not cells:
                 continue
             if len(cells) != len(header):
-                raise _refused(path, f"{len(cells)} cells, not {len(header)}", where)
+                raise file.refused(f"{len(cells)} cells, not {len(header)}", where)
             yield where, dict(zip(header, map(str.strip, cells), strict=True))
     except csv.Error as error:
-        raise _refused(path, f"is no CSV: {error}", f"{path}:{reader.line_num}") from error
+        raise file.refused(f"is no CSV: {error}", f"{file.path}:{reader.line_num}") from error
 
 
-def _json_rows(path: Path, text: str) -> tuple[str, list[Row]]:
+def _json_rows(file: _File, text: str) -> tuple[str, list[Row]]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise _refused(path, f"is no JSON: {error.msg}", f"{path}:{error.lineno}") from error
+        raise file.refused(f"is no JSON: {error.msg}", f"{file.path}:{error.lineno}") from error
     except (ValueError, RecursionError) as error:
-        raise _refused(path, f"is no JSON of a schedule: {error}") from error
+        raise file.refused(f"is no JSON of a schedule: {error}") from error
     match content:
         case {"name": str(name), "actions": list(actions), **rest} if not rest:
             pass
         case _:
-            raise _refused(path, 'must be {"name": …, "actions": […]}', f"{path}:1")
+            raise file.refused('must be {"name": …, "actions": […]}', f"{file.path}:1")
     for i, row in enumerate(actions):
         if not isinstance(row, dict) or sorted(row) != sorted(COLUMNS):
-            raise _refused(path, f"actions[{i}] must have the keys {', '.join(COLUMNS)}", str(path))
-    return name, [(f"{path}: actions[{i}]", row) for i, row in enumerate(actions)]
+            raise file.refused(f"actions[{i}] must have the keys {', '.join(COLUMNS)}", str(file.path))
+    return name, [(f"{file.path}: actions[{i}]", row) for i, row in enumerate(actions)]
 
 
-def _assembled(path: Path, name: str, rows: Sequence[Row]) -> Schedule:
+def _assembled(file: _File, name: str, rows: Sequence[Row]) -> Schedule:
     """The schedule of `rows`, its sizes and placement taken from them."""
     if not rows:
-        raise _refused(path, "has no action")
+        raise file.refused("has no action")
     problems: list[Problem] = []
     placed: list[tuple[int, Action]] = []
     holders: dict[int, int] = {}
@@ -128,7 +144,7 @@ def _assembled(path: Path, name: str, rows: Sequence[Row]) -> Schedule:
     for column, used in (("stage", set(holders)), ("rank", set(holders.values()))):
         if not problems and len(used) <= max(used):
             unused = min(set(range(max(used))) - used)
-            problems.append(Problem(column, unused, f"has no action, {column} {max(used)} has", where=str(path)))
+            problems.append(Problem(column, unused, f"has no action, {column} {max(used)} has", where=str(file.path)))
     if problems:
         raise Refused(problems)
     ranks: list[list[Action]] = [[] for _ in range(max(holders.values()) + 1)]

@@ -32,7 +32,7 @@ def rank_actions(name: str, pp: int, microbatches: int, virtual_stages: int, ran
     """
     program = PROGRAMS[name]
     _check_size(name, pp, microbatches, virtual_stages)
-    enough = max(microbatches, 2 * pp) if program.v_shaped else -(-microbatches // pp) * pp
+    enough = max(microbatches, 2 * pp - 1) if program.v_shaped else -(-microbatches // pp) * pp
     phases = program.phases(rank, Size(pp, enough, virtual_stages))
     stages = [stage for stage, holder in enumerate(_placement(name, pp, virtual_stages)) if holder == rank]
     return _written(phases, stages, pp, microbatches)
@@ -67,25 +67,28 @@ def forward_only(pp: int, microbatches: int, placement: tuple[int, ...] | None =
 def _written(phases: Sequence[Phase], stages: Sequence[int], group: int, microbatches: int) -> tuple[Action, ...]:
     """The actions of `phases` on a rank that holds `stages`, without those of microbatch `microbatches` and later.
 
-    What is left out is all of a microbatch on every rank, so no order among the others changes.
+    What is left out is all of a microbatch on every rank, so no order among forwards and input backwards changes;
+    weights move up into the places of those left out.
     """
-    unweighted: deque[tuple[int, int]] = deque()
-    places = {"W": iter(unweighted.popleft, None)}
-    places["F"] = _in_groups(stages, group)
-    places["B"] = _in_groups(stages[::-1], group)
+    unweighted: deque[Action] = deque()
+    places = {"F": _in_groups(stages, group), "B": _in_groups(stages[::-1], group)}
     for chunk, stage in enumerate(stages):
         places[f"F{chunk}"] = _in_groups([stage], group)
         places[f"B{chunk}"] = places[f"I{chunk}"] = _in_groups([stage], group)
     written: list[Action] = []
     for times, text in phases:
-        words = [(kind := Kind(word[0]), kind is Kind.INPUT, places[word]) for word in text.split()]
+        words = [(Kind(word[0]), places.get(word)) for word in text.split()]
         for _ in range(times):
-            for kind, splits, queue in words:
-                stage, m = place = next(queue)
-                if splits:
-                    unweighted.append(place)
+            for kind, queue in words:
+                if queue is None:
+                    if unweighted:
+                        written.append(unweighted.popleft())
+                    continue
+                stage, m = next(queue)
                 if m < microbatches:
                     written.append(Action(kind, stage, m))
+                    if kind is Kind.INPUT:
+                        unweighted.append(Action(Kind.WEIGHT, stage, m))
     return tuple(written)
 
 

@@ -16,6 +16,8 @@ from trigrid.schedule.replay import Order
 
 FACTOR_BITS = 24
 """Factors are whole numbers of 2**-24."""
+LEAST_S = 1e-200
+"""A step that takes less takes no time: ticks of it would be too many for a float."""
 LANES = 1024
 """Played in one go: their numbers just fit the fastest cache."""
 
@@ -43,7 +45,7 @@ def play_lanes(
     largest = max(max(map(max, factors)), *map(max, link_factors.values()), fixed(1.0))
     # A step is no longer than that of ranks and links that are all as slow as the slowest.
     longest_s = order.play(seconds, delays).step_s * largest / 2**FACTOR_BITS * (1 + 1e-6)
-    ticks = 2**62 / 2**FACTOR_BITS / longest_s if longest_s else 0.0
+    ticks = 2**62 / 2**FACTOR_BITS / longest_s if longest_s > LEAST_S else 0.0
     for first in range(0, count, LANES):
         block = slice(first, first + LANES)
         ends = _block(

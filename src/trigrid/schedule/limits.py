@@ -30,8 +30,12 @@ class Limits:
 
     def allow(self, schedule: Schedule) -> bool:
         """Whether no rank ever holds more in `schedule`."""
+        return self.peaks(schedule) is not None
+
+    def peaks(self, schedule: Schedule) -> tuple[int, ...] | None:
+        """By rank, the most that it holds in `schedule`; None where that is more than one may."""
         peaks = peak_bytes(schedule, self.forward_bytes, self.weight_bytes)
-        return all(peak <= most for peak, most in zip(peaks, self.most_bytes, strict=True))
+        return peaks if all(peak <= most for peak, most in zip(peaks, self.most_bytes, strict=True)) else None
 
 
 def lower_bound(durations: Durations, placement: Sequence[int], microbatches: int, limits: Limits) -> float:

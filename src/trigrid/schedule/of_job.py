@@ -1,4 +1,4 @@
-"""The schedule that a job runs: a named one, or one read from a file."""
+"""The schedules that a job states: a named one, or one read from a file. (plan/scheduled.py: one made for it.)"""
 
 from __future__ import annotations
 
@@ -14,16 +14,34 @@ from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 
 
-def job_schedule(job: Job, microbatches: int | None = None) -> Schedule:
+def stated_schedule(job: Job, microbatches: int) -> Schedule:
     """The schedule of a step of `job`, validated; of a step of another number of `microbatches`, where it has a name.
 
-    Raises Refused for a file that cannot be read, or whose schedule is not for this layout and batch.
+    Raises Refused as `file_schedule` does.
     """
     layout = job.parallel
-    m = job.batch.microbatches(layout) if microbatches is None else microbatches
     if layout.schedule_file:
-        return _read(layout, m)
-    return _made(layout.schedule, layout.pp, m, layout.virtual_stages)
+        return _read(job, microbatches)
+    return _made(layout.schedule, layout.pp, microbatches, layout.virtual_stages)
+
+
+def file_schedule(job: Job, path: Path, key: str, microbatches: int) -> Schedule:
+    """The schedule in `path`, validated. key: what the user calls the file.
+
+    Raises Refused for a file that cannot be read, or whose schedule is not for the layout and batch of `job`.
+    """
+    layout, schedule, problems = job.parallel, read_schedule(path, key), []
+    if schedule.placement != layout.placement:
+        wanted = f"{layout.schedule} puts its {layout.stages} stages on ranks {list(layout.placement)}"
+        reason = f"puts its {schedule.stages} stages on ranks {list(schedule.placement)}; {wanted}"
+        problems.append(Problem(key, path, reason, ("the same places",)))
+    if schedule.microbatches != microbatches:
+        batch = schedule.microbatches * layout.dp * job.batch.micro_batch
+        reason = f"has {schedule.microbatches} microbatches, a step has {microbatches}"
+        problems.append(Problem(key, path, reason, (f"batch.global_batch = {batch}",)))
+    if problems:
+        raise Refused(problems)
+    return schedule
 
 
 @lru_cache(maxsize=8)
@@ -47,18 +65,5 @@ def _made(name: str, pp: int, microbatches: int, virtual_stages: int) -> Schedul
 
 
 @lru_cache(maxsize=8)
-def _read(layout: Layout, microbatches: int) -> Schedule:
-    schedule = read_schedule(Path(layout.schedule_file))
-    problems = []
-
-    def refuse(what: str, legal: object) -> None:
-        problems.append(Problem("parallel.schedule_file", layout.schedule_file, what, (legal,)))
-
-    if schedule.placement != layout.placement:
-        wanted = f"{layout.schedule} puts its {layout.stages} stages on ranks {list(layout.placement)}"
-        refuse(f"puts its {schedule.stages} stages on ranks {list(schedule.placement)}; {wanted}", "the same places")
-    if schedule.microbatches != microbatches:
-        refuse(f"has {schedule.microbatches} microbatches, a step has {microbatches}", microbatches)
-    if problems:
-        raise Refused(problems)
-    return schedule
+def _read(job: Job, microbatches: int) -> Schedule:
+    return file_schedule(job, Path(job.parallel.schedule_file), "parallel.schedule_file", microbatches)

@@ -5,7 +5,7 @@ its second. Without a number the word runs through all stages of the rank, a gro
 the next, "B" from the last stage to the first. The k-th use of a word takes its k-th microbatch; "W" takes the
 weights of the oldest input backward that still misses them.
 
-The programs are for a number of microbatches that suits them: a multiple of p, or for V shapes at least 2p.
+The programs are for a number of microbatches that suits them: a multiple of p, or for V shapes at least 2p − 1.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _zb_h1(rank: int, size: Size) -> Sequence[Phase]:
 def _zbv(rank: int, size: Size) -> Sequence[Phase]:
     """Zero bubble over a V (ZB-V of Qi 2023, V-ZB of Qi 2024).
 
-    F = I = W for every chunk, m ≥ 2p: no rank idles between its first action and its last, so the step takes
+    F = I = W for every chunk, m ≥ 2p − 1: no rank idles between its first action and its last, so the step takes
     2m(F + I + W) + (p − 1)F, the least that is possible; 2p chunks in flight on every rank, as 1F1B's p whole stages.
     """
     after = size.ranks - rank - 1

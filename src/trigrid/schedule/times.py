@@ -54,8 +54,10 @@ def _rows(path: Path, stages: int) -> list[dict[str, float]]:
     """The seconds of each kind, by stage."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused([Problem("durations", path, f"cannot be read: {error}")]) from error
+    except OSError as error:
+        raise Refused([Problem("durations", path, f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise Refused([Problem("durations", path, "cannot be read: is no text in UTF-8")]) from error
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     if sorted(names) != sorted(COLUMNS):

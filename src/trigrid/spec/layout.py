@@ -40,8 +40,8 @@ class Layout:
     ep: int = 1
     """Expert-parallel degree, a divisor of dp · cp and of the experts; only 1 runs so far."""
     schedule: ScheduleName = "1f1b"
-    """Order of forwards and backwards in the pipeline; auto, for planning: made for the job's own stages within their
-    memory."""
+    """Order of forwards and backwards in the pipeline; auto: made for the job's own stages, in the planner's times and
+    within their memory."""
     schedule_file: str = ""
     """A .csv or .json file of actions that stands in for those of the named schedule, whose stages it has in their
     places; empty: none."""

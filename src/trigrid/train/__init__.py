@@ -6,5 +6,9 @@ meter.py          where the time of the steps goes
 machine.py        this machine's matmul rate and memory
 processes.py      joining the other ranks
 failure.py        what a rank leaves behind when it fails, and who failed first
-local.py          torchrun on this machine
+local.py          all ranks on this machine
+agent.py          torchrun's agent: forwards signals, ends and restarts ranks
+stopping.py       signals to stop, the time of grace, the marker of a run that was stopped
+watchdog.py       a thread that sees when nothing goes on
+stall.py          what each rank says then, and who is the cause
 """

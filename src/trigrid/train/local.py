@@ -30,7 +30,6 @@ from trigrid.train.stopping import Preempted, read_marker, unmark
 RANKS_PER_CORE = 16
 LOCAL_ADDRESS = "127.0.0.1"
 MONITOR_S = 0.1
-SILENT = Console(quiet=True)
 
 
 def check_room(job: Job) -> None:
@@ -41,15 +40,8 @@ def check_room(job: Job) -> None:
         raise Refused([Problem("world", job.parallel.world, reason)])
 
 
-def run_local(
-    job: Job, arguments: Sequence[str], run_dir: Path, console: Console = SILENT, max_restarts: int = 0
-) -> None:
-    """Run `python -m trigrid ARGUMENTS` as every rank of `job`; rank 0 speaks on this console, all others in their
-    logs. After a failure that is not a mistake of the user the ranks start again, up to `max_restarts` times.
-
-    Returns also where the run was told to stop and has left word of that (`stopping.read_marker`). Raises what the
-    first rank to fail in the last attempt had to say, after all others have been ended.
-    """
+def run_local(job: Job, arguments: Sequence[str], run_dir: Path, console: Console, max_restarts: int) -> None:
+    """Run `python -m trigrid ARGUMENTS` as every rank of `job`, as `run_ranks` does."""
     ranks = job.parallel.world
     os.environ[RUN_DIR_VARIABLE] = str(run_dir)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
@@ -57,17 +49,35 @@ def run_local(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     # A random.py in the user's folder must not stand in for the library's.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        program = (sys.executable, "-m", "trigrid", *arguments)
+        marker = run_ranks(program, ranks, run_dir, job.faults.grace_s, console, max_restarts)
+    finally:
+        # It is for the ranks; this process speaks for itself again.
+        del os.environ[RUN_DIR_VARIABLE]
+    if marker is not None:
+        console.say(_stopped(marker, arguments, run_dir))
+
+
+def run_ranks(
+    program: Sequence[str], ranks: int, run_dir: Path, grace_s: float, console: Console, max_restarts: int
+) -> Preempted | None:
+    """Run `program` as every rank; rank 0 speaks on this console, all others in their logs. After a failure that is not
+    a mistake of the user all start again, up to `max_restarts` times.
+
+    Returns how the run was stopped, if it was told to stop and has left word of that, else None at its end. Raises what
+    the first rank to fail in the last attempt had to say, after all others have been ended.
+    """
     # The agent's own account of a failure would come before ours and says less.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    attempts = _Attempts(run_dir, ranks, console)
     meeting = get_rendezvous_handler(
         RendezvousParameters("c10d", "localhost:0", uuid4().hex, 1, 1, local_addr=LOCAL_ADDRESS)
     )
     spec = WorkerSpec(
         role="trainer",
         local_world_size=ranks,
-        entrypoint=sys.executable,
-        args=("-m", "trigrid", *arguments),
+        entrypoint=program[0],
+        args=tuple(program[1:]),
         rdzv_handler=meeting,
         max_restarts=max_restarts,
         monitor_interval=MONITOR_S,
@@ -76,9 +86,8 @@ def run_local(
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     redirects = {rank: Std.ALL for rank in range(1, ranks)}
-    agent = Agent(
-        spec, DefaultLogsSpecs(str(logs), redirects=redirects), job.faults.grace_s, attempts.starts, attempts.failed
-    )
+    attempts = _Attempts(run_dir, ranks, console)
+    agent = Agent(spec, DefaultLogsSpecs(str(logs), redirects=redirects), grace_s, attempts.starts, attempts.failed)
     try:
         result = agent.run()
     except SignalException as error:
@@ -86,15 +95,14 @@ def run_local(
             raise KeyboardInterrupt from None
         raise RunFailed(f"stopped by {error.sigval.name}") from None
     finally:
-        # It is for the ranks; this process speaks for itself again.
-        del os.environ[RUN_DIR_VARIABLE]
         meeting.shutdown()
     if (marker := read_marker(run_dir)) is not None:
-        console.say(_stopped(marker, arguments, run_dir))
-    elif agent.overdue:
+        return marker
+    if agent.overdue:
         raise RunFailed(f"told to stop by {agent.told}, the ranks did not end in faults.grace_s and were killed")
-    elif result.is_failed():
+    if result.is_failed():
         raise attempts.failure
+    return None
 
 
 class _Attempts:

@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from trigrid.errors import Problem, Refused, RunFailed
-from trigrid.launch.place import Place
+from trigrid.launch.place import RESTARTS_VARIABLE, Place
 from trigrid.spec.job import Faults, Job
 from trigrid.train.failure import give_up
 
 PARENT_POLL_S = 0.5
 MARGIN_S = 120.0
 """Between the longest limit of the watchdog and torch's own, which says less."""
-DEFAULTS = Faults()
 
 
 def torch_timeout(faults: Faults) -> timedelta:
@@ -66,7 +65,7 @@ def choose_device(job: Job, local_rank: int, local_world: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def join(place: Place, device: torch.device, faults: Faults = DEFAULTS) -> None:
+def join(place: Place, device: torch.device, faults: Faults) -> None:
     """Meet the other ranks. Raises RunFailed where the meeting point cannot be had, or is not reached in time; to be
     called within `start_limit`, which also ends where another rank does not come."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -79,7 +78,7 @@ def join(place: Place, device: torch.device, faults: Faults = DEFAULTS) -> None:
         store, rank, world = next(rendezvous(method, place.rank, place.world, timeout=limit))
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("default_pg", store),  # type: ignore[attr-defined]
+            store=dist.PrefixStore(_attempt(), store),  # type: ignore[attr-defined]
             rank=rank,
             world_size=world,
             timeout=torch_timeout(faults),
@@ -94,6 +93,17 @@ def join(place: Place, device: torch.device, faults: Faults = DEFAULTS) -> None:
             f"rank {place.rank} does not meet the others at {place.address}:{place.port} (within faults.start_s = "
             f"{faults.start_s:g} s): {str(error).splitlines()[0]}"
         ) from None
+
+
+def _attempt() -> str:
+    """A prefix for the keys of this attempt: torchrun has one store for all attempts, in which ranks of an earlier one
+    still have addresses, which nobody answers at.
+
+    Agents of several nodes do not count alike (pytorch#135712), so their ranks cannot go by that. There each attempt
+    has a store of its own where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set for torchrun.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"attempt {os.environ.get(RESTARTS_VARIABLE, '0')}" if alone else "attempt"
 
 
 def _end_with_parent(parent: int) -> None:

@@ -62,9 +62,13 @@ def verdict(reports: Mapping[int, Report], world: int) -> str:
     busy = [report for report in reports.values() if report.waiting is None]
     lines = []
     if absent:
-        lines.append(f"missing: {ranks_text(absent)}: no word from them, so they are stopped, dead or cut off")
+        they, are = ("it", "it is") if len(absent) == 1 else ("them", "they are")
+        lines.append(f"missing: {ranks_text(absent)}: no word from {they}, so {are} stopped, dead or cut off")
     if busy:
-        lines.append(f"hung or slow: {ranks_text([r.rank for r in busy])}: others may wait for them, they for nobody")
+        they, them = ("it", "it") if len(busy) == 1 else ("they", "them")
+        lines.append(
+            f"hung or slow: {ranks_text([r.rank for r in busy])}: others may wait for {them}, {they} for nobody"
+        )
     if not lines:
         lines.append(
             "no rank is missing and each waits for others: they are not in the same collective, or a device is hung, "

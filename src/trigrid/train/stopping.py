@@ -70,10 +70,10 @@ def install() -> None:
     for number in SIGNALS:
         signal.signal(number, _handle)
     # What this process starts by forking is ended by SIGTERM like any other, and must not write to this pipe.
-    os.register_at_fork(after_in_child=_uninstall)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_uninstall)
     threading.Thread(target=_listen, args=(heard,), daemon=True).start()
     # The launcher holds them back until here: before, they would have ended this process.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    _let_through()
 
 
 def grant(grace_s: float, run_dir: Path | None = None) -> None:
@@ -113,10 +113,19 @@ def _handle(number: int, frame: FrameType | None) -> None:
     _notes.note(number)
 
 
+def _hold_back() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 def _uninstall() -> None:
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    _let_through()
 
 
 def _listen(heard: int) -> None:

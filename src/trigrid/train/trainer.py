@@ -59,7 +59,8 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     run_dir = opened.run_dir
     watchdog = Watchdog(comm.activity, job.faults, run_dir, place.rank, place.world)
     watchdog.start()
-    with console.waiting("building the engine"):
+    making = "making the schedule and " if job.parallel.schedule == "auto" else ""
+    with console.waiting(f"{making}building the engine"):
         engine = build_engine(job, comm, device)
     data = load_data(run_dir / "data.json")
     group = comm.host_group()
@@ -86,11 +87,15 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
 
 
 def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
-    """The run's folder, and what it goes on from: found or made here, or given by the process that started the ranks."""
+    """The run's folder, and what it goes on from: found or made here, or given by who started the ranks."""
     restarted = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
     given = os.environ.get(RUN_DIR_VARIABLE)
     if given is None:
         opened = open_run(job, name, LATEST if restarted and resume is None else resume, console)
+        # Nobody else has: one process, or ranks of the user's own launcher.
+        EventLog(opened.run_dir).write(
+            "launch", world=job.parallel.world, restart=int(os.environ.get(RESTARTS_VARIABLE, 0))
+        )
     else:
         opened = again(Path(given), None if restarted else resume)
     clear(opened.run_dir)

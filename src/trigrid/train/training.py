@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator
 from dataclasses import replace
 from itertools import islice
@@ -63,17 +64,17 @@ class Training:
         """Train to the last step; whether it came to that, and was not told to stop."""
         job, steps = self._job, self._job.run.steps
         batches = self._batches()
-        stopped = first = False
+        stopped, first = False, True
         if "rewind" in (job.faults.on_nan, job.faults.on_spike) and self._saved < 0:
             # Something to go back to from the first step on.
             self._save()
         while self._state.step < steps and not stopped:
-            before = self._state.step
+            before, begun_s = self._state.step, time.perf_counter()
             self._watchdog.phase(f"step {before + 1}")
             stopped = self._step(batches)
-            if not first:
-                first = True
-                self._note("first_step", step=before + 1)
+            if first:
+                first = False
+                self._note("first_step", step=before + 1, step_s=time.perf_counter() - begun_s)
             if self._state.step <= before:
                 batches.close()
                 batches = self._batches()
@@ -212,8 +213,8 @@ class Training:
             self._note("checkpoint_failed", step=outcome.step, reason=outcome.error)
             if self._log:
                 self._log.warn(
-                    f"the checkpoint of step {outcome.step} was not written: {outcome.error}; training goes on, earlier "
-                    "checkpoints are as they were"
+                    f"the checkpoint of step {outcome.step} was not written: {outcome.error}; training goes on, and "
+                    "earlier checkpoints are as they were"
                 )
 
     def _preempted(self) -> None:

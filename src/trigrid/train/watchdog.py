@@ -31,7 +31,7 @@ from trigrid.train.stall import Report, actions, missing, read_reports, verdict
 
 LOOKS = 60
 """In the shortest limit; between LOOK_S[0] and LOOK_S[1] from each other."""
-LOOK_S = 0.2, 10.0
+LOOK_S = 0.2, 3.0
 FRAMES = 12
 
 LimitName = Literal["start_s", "first_step_s", "step_s", "checkpoint_s"]
@@ -65,6 +65,7 @@ class Watchdog:
     def stop(self) -> None:
         """The training is over; what follows, such as trackers that finish, takes as long as it takes."""
         self._over.set()
+        stopping.answer()
 
     def phase(self, name: str) -> None:
         """Another phase begins."""
@@ -109,8 +110,9 @@ class Watchdog:
     def _called(self) -> bool:
         """Whether a rank of this attempt has called."""
         try:
-            return self._call.stat().st_mtime > self._begun_s
-        except OSError:
+            # Written by a rank, since the clock of a file system is its own.
+            return float(self._call.read_text()) > self._begun_s
+        except (OSError, ValueError):
             return False
 
     def _goes_on(self, stuck_s: float) -> bool:
@@ -120,7 +122,7 @@ class Watchdog:
         # A disk that takes nothing must not keep this process alive.
         with suppress(OSError):
             if not self._called():
-                replace(self._call, str(self._rank))
+                replace(self._call, str(time.time()))
             answer.save(self._run_dir)
         if self._over.wait(self._answer_s):
             return False
@@ -146,7 +148,7 @@ class Watchdog:
         give_up(
             self._rank,
             f"nothing has gone on for {longest:.0f} s in {self._activity.phase} (faults.{self._limit} = "
-            f"{self._limit_s:g})\n{verdict(reports, self._world)}",
+            f"{self._limit_s:g} s)\n{verdict(reports, self._world)}",
             self._run_dir,
         )
 
