@@ -127,8 +127,8 @@ def share(rows: Tensor, job: Job, dp_rank: int) -> Tensor:
 
 
 def run_rank(rank: int, job: Job, sabotage: Sabotage | None = None) -> RankRun:
-    """Run the steps of `job` that are judged as one of its ranks; within `sabotage`, where one is given, which breaks the
-    engine."""
+    """Run the steps of `job` that are judged, as one of its ranks; within `sabotage`, where one is given, which breaks
+    the engine."""
     with sabotage() if sabotage else nullcontext():
         return _run_rank(rank, job)
 

@@ -33,8 +33,8 @@ def train(
     resume: Annotated[
         str | None,
         Parameter(
-            help='Go on with a run: "latest" (the newest of this job that has a checkpoint, else a new one), the folder '
-            "of a run, or a checkpoint."
+            help='Go on with a run: "latest" (the newest of this job that has a checkpoint, else a new one), the '
+            "folder of a run, or a checkpoint."
         ),
     ] = None,
     max_restarts: Annotated[

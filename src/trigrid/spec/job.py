@@ -134,10 +134,11 @@ class Faults:
     """What a run does where something goes wrong, and how long it waits."""
 
     on_nan: Literal["stop", "skip", "rewind"] = "stop"
-    """A gradient that is not finite: end the run, go on without that update, or go back to the last checkpoint and train
-    on without the batch."""
+    """A gradient that is not finite: end the run, go on without that update, or go back to the last checkpoint and
+    train on without the batch."""
     on_spike: Literal["ignore", "rewind"] = "ignore"
-    """A loss far above those before it: nothing, or go back to the last checkpoint and train on without the batch."""
+    """A loss far above those before it: nothing, or go back to the last checkpoint and train on without its
+    batch and the one before."""
     spike_sigmas: float = 8.0
     """Standard deviations above the mean of the last spike_window losses from which a loss is a spike."""
     spike_window: int = 50
