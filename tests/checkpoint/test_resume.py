@@ -20,6 +20,7 @@ from trigrid.engine.finish import StepResult
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Refused, RunFailed, TrigridError
 from trigrid.report.events import read_events
+from trigrid.train.opening import check_shared
 
 SEVEN = quick(7)
 
@@ -237,3 +238,9 @@ def test_a_signal_saves_and_ends(whole: Path, tmp_path: Path) -> None:
     train(whole, *SEVEN, resume=folder)
     assert not (folder / "preempted.json").exists()
     assert_alike(folder, run_dir(whole))
+
+
+def test_nodes_that_share_no_disk(tmp_path: Path) -> None:
+    """R81: only the first rank prepares data and makes the run's folder; a rank that does not see it says so."""
+    with pytest.raises(Refused, match=r"run\.out = .*: rank 8 on .* does not see it: all nodes must share"):
+        check_shared(tmp_path, 8)

@@ -13,23 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from models.transformers_reference import Precision, Reference
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from trigrid.blueprint import decoder
-from trigrid.blueprint.parameters import localise
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
-from trigrid.engine.tensor import TensorParallel
-from trigrid.engine.units import Microbatch
 from trigrid.grid import Grid
 from trigrid.models.build import build_engine
-from trigrid.models.decoder import Decoder
+from trigrid.models.generate import LanguageModel
 from trigrid.spec.job import Batch, Job, Optimizer, Run
 from trigrid.spec.layout import Layout
-from trigrid.spec.model import ModelSpec
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -175,28 +169,10 @@ def beyond(distances: Mapping[str, float], tolerance: float) -> dict[str, float]
     return {name: far for name, far in distances.items() if not far <= tolerance}
 
 
-def logits_of(spec: ModelSpec, values: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """The units' own functions up to the last block, then the head without its loss. tokens [rows, sequence]."""
-    layout, dtype = Layout(), values["embedding.weight"].dtype
-    model = Decoder(spec, TensorParallel(comm_of(layout), sequence_parallel=False), dtype, CPU)
-    tokens_SB = tokens.t().contiguous()
-    microbatch = Microbatch(tokens_SB, torch.full_like(tokens_SB, -100), torch.ones((), dtype=dtype))
-    *units, head = decoder(spec).units
-    x: Tensor = tokens_SB
-    for unit in units:
-        function = model.function(unit, {p.role: localise(p, layout, 0) for p in unit.parameters})
-        x = function({p.role: values[p.name] for p in unit.parameters}, x, microbatch)
-    w = {p.role: values[p.name] for p in head.parameters}
-    if spec.block == "gpt":
-        x = x - x.mean(-1, keepdim=True)
-    normal_SBH = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + spec.norm_eps) * w["final_norm"]
-    return F.linear(normal_SBH + w.get("final_norm_bias", 0.0), w["head"]).transpose(0, 1)
-
-
 def test_logits(reference: Reference) -> None:
     tokens, _ = batch()
     tokens = tokens.flatten(0, 1)
-    ours = logits_of(reference.spec, reference.values(), tokens)
+    ours = LanguageModel(reference.spec, reference.values()).logits(tokens)
     assert distance(ours, reference.logits(tokens)) <= TOLERANCE[reference.precision]
 
 

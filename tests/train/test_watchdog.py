@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
 from helpers.runs import metrics, ranks_of, run_dir, wait_for, write_job
 from helpers.runs import start as start_run
 
@@ -136,14 +138,25 @@ def test_phases_have_limits_of_their_own(tmp_path: Path) -> None:
     assert not (tmp_path / "stalls").exists()
 
 
-def test_a_job_that_was_suspended_is_not_hung(tmp_path: Path) -> None:
-    (rank,) = start(tmp_path, "goes on")
-    time.sleep(0.5)
-    assert rank.pid is not None
-    os.kill(rank.pid, signal.SIGSTOP)
-    time.sleep(2 * STEP_S)
-    os.kill(rank.pid, signal.SIGCONT)
-    assert ends([rank]) == [0]
+@pytest.mark.parametrize(("sleeps_s", "called"), [([0.2] * 8, True), ([0.2, 0.2, 100.0, 0.2], False)])
+def test_a_job_that_was_suspended_is_not_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps_s: list[float], called: bool
+) -> None:
+    """The thread looks every 0.2 s, and counts no more than that where it finds that it has not run for long."""
+    watchdog = Watchdog(Activity(), replace(FAULTS, start_s=STEP_S), tmp_path, 0, 1)
+    clock, calls = [1000.0], []
+
+    def wait(_: float) -> bool:
+        if not sleeps_s:
+            return True
+        clock[0] += sleeps_s.pop(0)
+        return False
+
+    monkeypatch.setattr(watchdog._over, "wait", wait)
+    monkeypatch.setattr(watchdog, "_goes_on", lambda stuck_s: calls.append(stuck_s))
+    monkeypatch.setattr("trigrid.train.watchdog.time.monotonic", lambda: clock[0])
+    watchdog._watch()
+    assert bool(calls) == called
 
 
 def test_what_an_earlier_attempt_has_left_is_not_believed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trigrid.cli.app import app
 from trigrid.errors import RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE, find_place
 
-EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train"}
+EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train", "safetensors": "train", "xxhash": "train"}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -137,6 +138,13 @@ def check_same(job: Job, data: Prepared, found: Found) -> list[str]:
     if problems:
         raise Refused(problems)
     return list(_changes(saved, job))
+
+
+def check_shared(run_dir: Path, rank: int) -> None:
+    """Raises Refused where this rank does not see the run's folder, which the first one has made."""
+    if not (run_dir / "data.json").is_file():
+        reason = f"rank {rank} on {socket.gethostname()} does not see it: all nodes must share the file system of run.out"
+        raise Refused([Problem("run.out", run_dir, reason)])
 
 
 def _trained(manifest: Manifest) -> bool:

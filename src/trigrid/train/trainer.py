@@ -32,7 +32,7 @@ from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
 from trigrid.train.machine import matmul_flops_per_s
-from trigrid.train.opening import LATEST, Opened, again, check_same, open_run
+from trigrid.train.opening import LATEST, Opened, again, check_same, check_shared, open_run
 from trigrid.train.processes import choose_device, join, start_limit
 from trigrid.train.training import Training
 from trigrid.train.watchdog import Watchdog
@@ -57,6 +57,7 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
         opened = comm.gather_objects(mine)[0]
     assert isinstance(opened, Opened)
     run_dir = opened.run_dir
+    check_shared(run_dir, place.rank)
     watchdog = Watchdog(comm.activity, job.faults, run_dir, place.rank, place.world)
     watchdog.start()
     making = "making the schedule and " if job.parallel.schedule == "auto" else ""
@@ -65,7 +66,7 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     data = load_data(run_dir / "data.json")
     group = comm.host_group()
     watchdog.phase("checkpoint")
-    state = _restore(job, engine, data, opened, group, console)
+    state, source = _restore(job, engine, data, opened, group, console)
     watchdog.phase("start")
     summary = None
     if state.step >= job.run.steps:
@@ -74,8 +75,8 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
         facts = _facts(job, engine, data)
         events = EventLog(run_dir) if first else None
         if events:
-            there = str(opened.candidates[0]) if state.step else None
-            events.write("start", step=state.step, resumed=bool(state.step), checkpoint=there, world=place.world)
+            path = str(source) if source else None
+            events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
         with Log(job, facts, run_dir, console, state.step) if first else nullcontext() as log:
             training = Training(job, engine, *loaders(job, data), state, run_dir, group, watchdog, log, events)
             if training.run() and log:
@@ -105,11 +106,11 @@ def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
 
 def _restore(
     job: Job, engine: Engine, data: Prepared, opened: Opened, group: dist.ProcessGroup | None, console: Console
-) -> State:
-    """Set the engine to the first sound candidate, if there is one, and return where the run stands."""
+) -> tuple[State, Path | None]:
+    """Set the engine to the first sound candidate, if there is one; where the run stands, and the candidate."""
     fresh = State(data=data.hash)
     if not opened.candidates:
-        return fresh
+        return fresh, None
     with console.waiting("verifying the checkpoint"):
         found, faults = find_sound(engine.comm, list(opened.candidates))
     for fault in faults if found else ():
@@ -117,20 +118,20 @@ def _restore(
     if found is None:
         if opened.must:
             raise Damaged("\n".join(faults))
-        return fresh
+        return fresh, None
     changes = check_same(job, data, found)
     with console.waiting("reading the checkpoint"):
         state = load(engine, found, group)
     if not state.data:
         console.say(f"weights of {found.path}; moments, samples and steps begin anew")
-        return fresh
+        return fresh, found.path
     console.say(f"going on after step {state.step}, {state.consumed:,} samples, from {found.path}")
     for change in changes:
         console.say(f"  from here on {change}")
     if engine.comm.rank == 0:
         for path in set_aside_after(opened.run_dir, state.step):
             console.warn(f"a later checkpoint, which this run does not go on from, is now {path}")
-    return state
+    return state, found.path
 
 
 def _facts(job: Job, engine: Engine, data: Prepared) -> Facts:
