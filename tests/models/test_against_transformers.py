@@ -257,4 +257,4 @@ def test_scaling_is_felt(tmp_path: Path) -> None:
     tokens, _ = batch()
     tokens = tokens.flatten(0, 1)
     unscaled = replace(reference.spec, rope_scaling=None)
-    assert distance(logits_of(unscaled, reference.values(), tokens), reference.logits(tokens)) > 0.1
+    assert distance(LanguageModel(unscaled, reference.values()).logits(tokens), reference.logits(tokens)) > 0.1

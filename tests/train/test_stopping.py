@@ -76,6 +76,8 @@ def test_the_time_of_grace_is_kept_where_the_main_thread_hears_nothing(tmp_path:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waits\n"
+    # It says so a moment before.
+    time.sleep(0.5)
     process.send_signal(signal.SIGUSR1)
     begun = time.monotonic()
     _, err = process.communicate(timeout=60)

@@ -143,7 +143,7 @@ def check_same(job: Job, data: Prepared, found: Found) -> list[str]:
 def check_shared(run_dir: Path, rank: int) -> None:
     """Raises Refused where this rank does not see the run's folder, which the first one has made."""
     if not (run_dir / "data.json").is_file():
-        reason = f"rank {rank} on {socket.gethostname()} does not see it: all nodes must share the file system of run.out"
+        reason = f"rank {rank} on {socket.gethostname()} does not see it: all nodes must share its file system"
         raise Refused([Problem("run.out", run_dir, reason)])
 
 
