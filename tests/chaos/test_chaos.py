@@ -12,7 +12,7 @@ from helpers.runs import metrics, run, write_job
 
 from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import read_manifest
-from trigrid.checkpoint.storage import read_box
+from trigrid.checkpoint.reading import BoxReader
 
 STEPS_PER_KILL = 3
 
@@ -47,4 +47,6 @@ def test_killed_at_any_moment(tmp_path: Path, pytestconfig: pytest.Config) -> No
     assert manifest.state == read_manifest(before).state
     for name, kind, parameter, _ in manifest.stored():
         box = (name, kind, [0] * len(parameter.shape), parameter.shape)
-        assert torch.equal(read_box(before, read_manifest(before), *box), read_box(after, manifest, *box)), (name, kind)
+        assert torch.equal(
+            BoxReader(before, read_manifest(before)).read(*box), BoxReader(after, manifest).read(*box)
+        ), (name, kind)

@@ -70,6 +70,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: rewrite(f, lambda body: body.update(format="trigrid checkpoint 9")),
         "has format 'trigrid checkpoint 9', and this version of trigrid reads 'trigrid checkpoint 1'",
     ),
+    "no number": (
+        lambda f: (f / "manifest.json").write_text('{"digest": "", "body": {"format": NaN}}'),
+        "manifest.json: is damaged: it is no manifest",
+    ),
     "a wrong type": (lambda f: rewrite(f, lambda body: body["state"].update(step="3")), "state.step: Input should be"),
     "out of the folder": (
         lambda f: rewrite(f, lambda body: body["files"][0].update(name="../../etc/rank.safetensors")),

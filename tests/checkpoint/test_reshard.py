@@ -15,7 +15,7 @@ from trigrid.blueprint import decoder
 from trigrid.check.pool import Pool
 from trigrid.checkpoint.folder import path_of
 from trigrid.checkpoint.manifest import read_manifest
-from trigrid.checkpoint.storage import read_box
+from trigrid.checkpoint.reading import BoxReader
 from trigrid.spec.layout import Layout
 
 CHAIN = [
@@ -59,7 +59,7 @@ def test_every_layout_reads_what_another_wrote(pool: Pool, tmp_path: Path, tied:
     assert manifest.tensors.keys() == decoder(small_job(CHAIN[0], tied=tied).model).parameters.keys()
     for name, parameter in manifest.tensors.items():
         for kind, stored in parameter.kinds.items():
-            whole = read_box(last, manifest, name, kind, [0] * len(parameter.shape), parameter.shape)
+            whole = BoxReader(last, manifest).read(name, kind, [0] * len(parameter.shape), parameter.shape)
             assert torch.equal(whole, told(name, kind, parameter.shape).to(whole.dtype)), (name, kind, stored)
 
 

@@ -13,9 +13,10 @@ import torch
 from helpers.in_process import quick, train
 from helpers.runs import metrics, run, run_dir, write_job
 
+from trigrid.checkpoint import restore
 from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import Damaged, read_manifest
-from trigrid.checkpoint.storage import read_box
+from trigrid.checkpoint.reading import BoxReader
 from trigrid.engine.finish import StepResult
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Refused, RunFailed, TrigridError
@@ -48,7 +49,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoints(folder)[0]
     manifest = read_manifest(path)
     return {
-        f"{kind}/{name}": read_box(path, manifest, name, kind, [0] * len(parameter.shape), parameter.shape)
+        f"{kind}/{name}": BoxReader(path, manifest).read(name, kind, [0] * len(parameter.shape), parameter.shape)
         for name, kind, parameter, _ in manifest.stored()
     }
 
@@ -135,24 +136,30 @@ def test_what_is_damaged_is_passed_over(whole: Path, ended: Path, capsys: pytest
     [
         (("--seed", "5"), Refused, "run.seed = 5: was 0 in "),
         (("--seq", "16"), Refused, "batch.sequence = 16: was 32 in "),
-        (("--model.ffn", "64"), Damaged, "of another model than the job's: layers.0.gate.weight has shape [48, 32], "),
-        (("--precision", "fp64"), Damaged, "stores weight of embedding.weight in F32, and run.precision = fp64 keeps"),
+        (("--model.ffn", "64"), Refused, "is of another model: layers.0.gate.weight has shape [48, 32], and the model"),
+        (
+            ("--precision", "fp64"),
+            Refused,
+            "run.precision = fp64: keeps weight of embedding.weight in torch.float64, and ",
+        ),
         (("--data.validation-fraction", "0.1"), Refused, "was trained on "),
     ],
 )
 def test_what_cannot_go_on_is_refused(
     whole: Path, ended: Path, flags: tuple[str, ...], error: type[TrigridError], words: str
 ) -> None:
+    before = (ended / "job.toml").read_text()
     with pytest.raises(error) as refused:
         train(whole, *SEVEN, *flags, resume=ended)
     assert words in str(refused.value)
     assert len(checkpoints(ended)) == 2
+    assert "--precision" in flags or (ended / "job.toml").read_text() == before, "nothing is written"
 
 
 def test_frozen_then_and_trained_now(whole: Path, tmp_path: Path) -> None:
     train(whole, *quick(2), "--optimizer.frozen", '["layers.0.*"]', "--run.out", tmp_path)
     (folder,) = tmp_path.iterdir()
-    with pytest.raises(Damaged, match=r"has no mean of layers\.0\..* which optimizer\.frozen kept then"):
+    with pytest.raises(Refused, match=r"optimizer\.frozen = \[\]: .* has no mean of layers\.0\..* frozen then and"):
         train(whole, *SEVEN, resume=folder)
 
 
@@ -221,6 +228,56 @@ def test_a_spike_is_gone_back_on(whole: Path, tmp_path: Path) -> None:
     assert_alike(other, folder)
 
 
+def test_a_spike_after_a_checkpoint_goes_back_before_it(whole: Path, tmp_path: Path) -> None:
+    """The batch before a spike has made the weights of the newest checkpoint: it is set aside, and made again."""
+    flags = (*quick(8), "--faults.on-spike", "rewind", "--faults.spike-window", 3, "--faults.spike-sigmas", 20)
+    with broken({32}, loss=60.0):
+        train(whole, *flags, "--run.out", tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (event,) = [event for event in read_events(folder) if event["kind"] == "rewind"]
+    assert (event["from_step"], event["to_step"], event["skipped"]) == (5, 2, [24, 40])
+    assert [event["step"] for event in read_events(folder) if event["kind"] == "checkpoint"] == [0, 2, 4, 4, 6, 8]
+    assert (folder / "checkpoints" / "set-aside-0-step-00000004").exists()
+
+
+def test_restarts_of_a_launcher(whole: Path, ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that torchrun starts again go on with their own run, whatever other runs there are and --resume says."""
+    older = ended.parent
+    flags = (*SEVEN, "--run.out", older)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    imported = ended / "checkpoints" / "step-00000002"
+    with broken({24}), pytest.raises(RunFailed):
+        train(whole, *flags)
+    (mine,) = (path for path in older.iterdir() if path != ended)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    train(whole, *flags, resume=imported)
+    assert len(list(older.iterdir())) == 2, "no new run"
+    assert [event["step"] for event in read_events(mine) if event["kind"] == "start"] == [0, 2]
+    assert_alike(mine, run_dir(whole))
+
+
+def test_a_file_that_changes_after_it_was_verified(whole: Path, ended: Path) -> None:
+    """An error of the disk while reading ends the run with the file's name, as a failure that may be tried again."""
+    verify = restore.check_file
+
+    def then_cut(folder: Path, file: Any) -> str | None:
+        found = verify(folder, file)
+        (folder / file.name).write_bytes(b"no header")
+        return found
+
+    with (
+        patch.object(restore, "check_file", then_cut),
+        pytest.raises(RunFailed, match=r"cannot be read: rank 0: .*rank-0"),
+    ):
+        train(whole, *SEVEN, resume=ended)
+
+
+def test_the_environment_does_not_change_what_was(whole: Path, ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIGRID_RUN__SEED", "77")
+    with pytest.raises(Refused, match=r"run\.seed = 77: was 0"):
+        train(whole, *SEVEN, resume=ended)
+
+
 def test_a_signal_saves_and_ends(whole: Path, tmp_path: Path) -> None:
     """Told to stop after the third step: a checkpoint of it, the marker, no summary; then the run goes on as if nothing
     had been."""
@@ -228,7 +285,8 @@ def test_a_signal_saves_and_ends(whole: Path, tmp_path: Path) -> None:
 
     def asked() -> str | None:
         seen.append(len(seen))
-        return "SIGUSR1" if len(seen) == 3 else None
+        # The first time it is asked is before the first step.
+        return "SIGUSR1" if len(seen) >= 4 else None
 
     with patch("trigrid.train.stopping.asked", asked):
         assert train(whole, *SEVEN, "--run.out", tmp_path) is None

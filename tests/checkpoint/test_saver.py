@@ -21,9 +21,9 @@ from trigrid.checkpoint import saver as saver_module
 from trigrid.checkpoint import storage
 from trigrid.checkpoint.folder import checkpoints, path_of
 from trigrid.checkpoint.manifest import State, read_manifest
+from trigrid.checkpoint.reading import BoxReader
 from trigrid.checkpoint.restore import verify
 from trigrid.checkpoint.saver import Saver
-from trigrid.checkpoint.storage import read_box
 from trigrid.spec.job import Job
 
 JOB = small_job(named("dp2", zero=1))
@@ -35,7 +35,9 @@ def all_is_told(path: Path, but: float = 0.0) -> bool:
     assert manifest is not None
     assert not faults
     return all(
-        torch.equal(read_box(path, manifest, name, kind, [0] * len(p.shape), p.shape), told(name, kind, p.shape) + but)
+        torch.equal(
+            BoxReader(path, manifest).read(name, kind, [0] * len(p.shape), p.shape), told(name, kind, p.shape) + but
+        )
         for name, kind, p, _ in manifest.stored()
     )
 

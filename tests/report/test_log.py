@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +14,7 @@ from helpers.reports import FACTS, told_to
 
 from trigrid.report import log as module
 from trigrid.report.console import Console
-from trigrid.report.log import Log, MetricsFile
+from trigrid.report.log import Log
 from trigrid.report.metrics import Interval, Slowest
 from trigrid.report.trackers import KINDS
 
@@ -207,39 +205,3 @@ def test_trackers_hear_of_the_job_the_steps_and_the_end(tmp_path: Path, monkeypa
     assert (first, values["train/loss"], values["train/mfu_full"]) == (1, 9, 0.512)
     assert validation == (1, {"validation/loss": 6.5})
     assert heard["failed"]
-
-
-def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    metrics = MetricsFile(tmp_path)
-    metrics.write("step", {"loss": math.nan, "norm": -math.inf, "lr": 0.5, "step": 3})
-    (entry,) = written(tmp_path)
-    assert (entry["loss"], entry["norm"], entry["lr"], entry["step"]) == (None, None, 0.5, 3)
-
-
-def test_lines_are_whole_when_the_process_is_killed(tmp_path: Path) -> None:
-    """Longer ones than a buffer of the file would hold, too."""
-    code = (
-        "import os, signal; from pathlib import Path; from trigrid.report.log import MetricsFile\n"
-        f"metrics = MetricsFile(Path({str(tmp_path)!r}))\n"
-        "for step in range(3): metrics.write('step', {'step': step, 'text': 'x' * 20_000})\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
-    assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
-    assert [entry["step"] for entry in written(tmp_path)] == [0, 1, 2]
-
-
-def test_a_full_disk_ends_the_run_between_two_lines(tmp_path: Path) -> None:
-    program = (
-        "import resource, sys\nfrom pathlib import Path\nfrom trigrid.errors import RunFailed\n"
-        "from trigrid.report.log import MetricsFile\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\nfile = MetricsFile(Path(sys.argv[1]))\n"
-        "try:\n    while True:\n        file.write('step', {'loss': 1.0})\n"
-        "except RunFailed as error:\n    print(error)\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{tmp_path / 'metrics.jsonl'} cannot be written: ")
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) > 2
-    assert all(json.loads(line)["loss"] == 1.0 for line in lines)

@@ -126,10 +126,10 @@ def test_a_marker_of_before_is_gone(tmp_path: Path) -> None:
 
 def test_how_to_go_on_is_told() -> None:
     marker = Preempted(12, "runs/a/checkpoints/step-00000012", "SIGTERM", 0.0)
-    told = local._stopped(marker, ("train", "job.toml"), Path("runs/a"))
+    told = local._stopped(marker, Path("runs/a"))
     assert told == (
         "stopped by SIGTERM after step 12; checkpoint runs/a/checkpoints/step-00000012; "
-        "go on with: trigrid train job.toml --resume runs/a"
+        "go on with: trigrid train runs/a/job.toml --resume runs/a"
     )
 
 

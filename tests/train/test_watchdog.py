@@ -63,7 +63,9 @@ def rank_of_four(rank: int, doing: str, run_dir: Path) -> None:
 
 def start(run_dir: Path, *doing: str) -> list[BaseProcess]:
     fork = get_context("fork")
-    ranks = [fork.Process(target=rank_of_four, args=(i, what, run_dir)) for i, what in enumerate(doing)]
+    ranks: list[BaseProcess] = [
+        fork.Process(target=rank_of_four, args=(i, what, run_dir)) for i, what in enumerate(doing)
+    ]
     for process in ranks:
         process.start()
     return ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -45,9 +46,10 @@ def publish(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint. It ceases to be one before its first file goes."""
+    """Remove a checkpoint, where the disk lets it go. It ceases to be one before its first file goes."""
     gone = path.with_name(f".{path.name}.old")
-    os.rename(path, gone)
+    with suppress(OSError):
+        os.rename(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -38,7 +38,7 @@ DTYPES: dict[Format, torch.dtype] = {
     "F16": torch.float16,
 }
 FORMATS = {dtype: name for name, dtype in DTYPES.items()}
-Part = tuple[int, tuple[int, ...], tuple[int, ...]]
+Stretch = tuple[int, tuple[int, ...], tuple[int, ...]]
 """(number of the file, offsets, sizes) of a box."""
 
 
@@ -70,7 +70,7 @@ class Stored:
     """A tensor in files: its number format, and the boxes that make it up."""
 
     dtype: Format
-    parts: tuple[Part, ...]
+    parts: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,11 @@ class Manifest:
                 yield name, kind, parameter, stored
 
     @property
+    def trained(self) -> bool:
+        """Whether it has moments; an imported one has weights alone."""
+        return any(kind != "weight" for _, kind, _, _ in self.stored())
+
+    @property
     def bytes(self) -> int:
         """Of all files of tensors."""
         return sum(file.bytes for file in self.files)
@@ -135,7 +140,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = json.loads(path.read_bytes())
         told, body = found["digest"], found["body"]
-        form = body["format"]
+        form, canonical = body["format"], _canonical(body)
     except FileNotFoundError:
         raise Damaged(f"{path}: is missing, so that this is no complete checkpoint of trigrid") from None
     except OSError as error:
@@ -144,11 +149,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise Damaged(f"{path}: is damaged: it is no manifest") from None
     if form != FORMAT:
         raise Damaged(f"{path}: has format {form!r}, and this version of trigrid reads {FORMAT!r}")
-    if told != digest(_canonical(body)):
+    if told != digest(canonical):
         raise Damaged(f"{path}: is damaged: its digest is another")
     try:
         # JSON has arrays for tuples.
-        manifest: Manifest = _adapter().validate_json(_canonical(body), strict=True)
+        manifest: Manifest = _adapter().validate_json(canonical, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

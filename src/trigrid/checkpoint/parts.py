@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -35,6 +34,11 @@ class Part:
 def key_of(name: str, kind: Kind) -> str:
     """How a tensor is called where it is one of all tensors of a checkpoint."""
     return f"{kind}/{name}"
+
+
+def entry_name(key: str, offsets: Sequence[int]) -> str:
+    """How the box of a tensor is called in its file."""
+    return f"{key}@{','.join(map(str, offsets))}"
 
 
 def parts_written(engine: Engine) -> list[Part]:
@@ -86,7 +90,3 @@ def snapshot(parts: list[Part], before: list[Part] | None) -> list[Part]:
     if any(part.values.is_cuda for part in parts):
         torch.cuda.current_stream().synchronize()
     return before
-
-
-def bytes_of(parts: list[Part]) -> int:
-    return sum(prod(part.values.shape) * part.values.element_size() for part in parts)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import DTYPES, NAME, Damaged, Format, Kind, Manifest, read_job
-from trigrid.checkpoint.parts import key_of
+from trigrid.checkpoint.parts import entry_name, key_of
 from trigrid.checkpoint.restore import mismatches, verify
-from trigrid.checkpoint.storage import entry_of, opened
+from trigrid.checkpoint.storage import opened
 from trigrid.data.sets import load
 from trigrid.errors import Problem, Refused
 from trigrid.job import job_from_text
@@ -30,7 +29,7 @@ def find_checkpoint(path: Path) -> Path:
     raise Refused([Problem("PATH", path, reason if path.is_dir() else "there is no such folder")])
 
 
-def describe_job(path: Path, manifest: Manifest) -> Job:
+def job_of(path: Path, manifest: Manifest) -> Job:
     """The job that wrote the checkpoint. Raises Damaged where its job.toml is another or cannot be read."""
     text = read_job(path, manifest)
     try:
@@ -91,7 +90,7 @@ class BoxReader:
             if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
                 continue
             with opened(self.folder / self.manifest.files[number].name) as file:
-                box = file.get_slice(_entry(name, kind, at))[_slices(starts, stops, at)]
+                box = file.get_slice(entry_name(key_of(name, kind), at))[_slices(starts, stops, at)]
                 values[_slices(starts, stops, offsets)] = box
         return values
 
@@ -105,16 +104,12 @@ def _slices(starts: Sequence[int], stops: Sequence[int], origin: Sequence[int]) 
     return tuple(slice(a - at, b - at) for a, b, at in zip(starts, stops, origin, strict=True))
 
 
-def _entry(name: str, kind: Kind, offsets: Sequence[int]) -> str:
-    return entry_of(MetadataIndex(key_of(name, kind), torch.Size(offsets)))
-
-
 def _unlike_headers(path: Path, manifest: Manifest) -> list[str]:
     """Parts whose shape or format in their file is another than the manifest says."""
     by_file: dict[int, list[tuple[str, tuple[int, ...], Format]]] = {}
     for name, kind, _, stored in manifest.stored():
         for number, offsets, sizes in stored.parts:
-            by_file.setdefault(number, []).append((_entry(name, kind, offsets), sizes, stored.dtype))
+            by_file.setdefault(number, []).append((entry_name(key_of(name, kind), offsets), sizes, stored.dtype))
     faults = []
     for number, expected in sorted(by_file.items()):
         where = path / manifest.files[number].name
@@ -132,4 +127,4 @@ def _unlike_headers(path: Path, manifest: Manifest) -> list[str]:
 
 
 def _unlike_model(path: Path, manifest: Manifest) -> list[str]:
-    return [f"{path}: {wrong}" for wrong in mismatches(describe_job(path, manifest).model, manifest)]
+    return [f"{path}: {wrong}" for wrong in mismatches(job_of(path, manifest).model, manifest)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
 from trigrid.blueprint import decoder
-from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import (
     DTYPES,
     Damaged,
@@ -22,10 +22,11 @@ from trigrid.checkpoint.manifest import (
     read_manifest,
     strangers,
 )
-from trigrid.checkpoint.parts import parts_held
-from trigrid.checkpoint.storage import FolderReader, PartsLoader
+from trigrid.checkpoint.parts import Part, parts_held
+from trigrid.checkpoint.storage import FolderReader, PartsLoader, reasons
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
+from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.spec.model import ModelSpec
 
 MOMENTS: tuple[Kind, Kind] = ("mean", "square")
@@ -33,11 +34,10 @@ MOMENTS: tuple[Kind, Kind] = ("mean", "square")
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that is sound: its folder, its manifest and the text of its job."""
+    """A checkpoint that is sound."""
 
     path: Path
     manifest: Manifest
-    job_text: str
 
 
 def find_sound(comm: Comm, candidates: list[Path]) -> tuple[Found | None, list[str]]:
@@ -65,17 +65,15 @@ def _look(path: Path, index: int, among: int) -> tuple[Found | None, list[str]]:
     """What is there, and the faults of file number `index` of every `among`."""
     try:
         manifest = read_manifest(path)
-        job_text = read_job(path, manifest)
+        read_job(path, manifest)
+        others = strangers(path, manifest)
     except Damaged as damaged:
         return None, [str(damaged)]
-    faults = [f"{path / name}: is not among the files of this checkpoint" for name in strangers(path, manifest)]
+    except OSError as error:
+        return None, [f"{path}: cannot be read: {error.strerror}"]
+    faults = [f"{path / name}: is not among the files of this checkpoint" for name in others]
     faults += filter(None, (check_file(path, file) for file in manifest.files[index::among]))
-    return Found(path, manifest, job_text), faults
-
-
-def candidates(path: Path) -> list[Path]:
-    """Checkpoints that `path` may mean, newest first: those of a run's folder, or itself."""
-    return checkpoints(path) if (path / "checkpoints").is_dir() else [path]
+    return Found(path, manifest), faults
 
 
 def mismatches(model: ModelSpec, manifest: Manifest) -> Iterator[str]:
@@ -92,35 +90,44 @@ def mismatches(model: ModelSpec, manifest: Manifest) -> Iterator[str]:
 
 
 def load(engine: Engine, found: Found, group: dist.ProcessGroup | None) -> State:
-    """Set weights and moments of `engine` to those of a checkpoint, which `find_sound` has found, and return where the
-    run stood. Where it has weights alone, as an imported one, the moments become zero. All ranks must call it.
+    """Set weights and moments of `engine` to those of a checkpoint of its model, which `find_sound` has found, and
+    return where the run stood. Where it has weights alone, as an imported one, the moments become zero. All ranks must
+    call it.
 
-    Raises Damaged where it is of another model, or keeps its moments in another format.
+    Raises Refused where it keeps them in another format, or lacks some; RunFailed where its files cannot be read.
     """
     manifest = found.manifest
-    if wrong := list(mismatches(engine.job.model, manifest)):
-        raise Damaged(f"{found.path}: is of another model than the job's: {'; '.join(wrong[:4])}")
     parts = parts_held(engine)
-    trained_before = any(kind in MOMENTS for _, kind, _, _ in manifest.stored())
-    for part in parts:
-        stored = manifest.tensors[part.name].kinds.get(part.kind)
-        if stored is None and trained_before:
-            reason = f"has no {part.kind} of {part.name}, which optimizer.frozen kept then and lets go now"
-            raise Damaged(f"{found.path}: {reason}")
-        if stored is not None and trained_before and DTYPES[stored.dtype] != part.values.dtype:
-            mine = f"run.precision = {engine.job.run.precision} keeps it in {part.values.dtype}"
-            raise Damaged(f"{found.path}: stores {part.kind} of {part.name} in {stored.dtype}, and {mine}")
-    if not trained_before:
+    if manifest.trained:
+        _check_formats(engine, found, parts)
+    else:
         for part in parts:
             if part.kind in MOMENTS:
                 part.values.zero_()
         parts = [part for part in parts if part.kind == "weight"]
-    read(
-        {},
-        storage_reader=FolderReader(found.path, manifest),
-        planner=PartsLoader(parts),
-        process_group=group,
-        no_dist=group is None,
-    )
+    try:
+        read(
+            {},
+            storage_reader=FolderReader(found.path, manifest),
+            planner=PartsLoader(parts),
+            process_group=group,
+            no_dist=group is None,
+        )
+    except CheckpointException as caught:
+        raise RunFailed(f"{found.path} cannot be read: {reasons(caught)}") from None
     engine.resume(manifest.state.updates)
     return manifest.state
+
+
+def _check_formats(engine: Engine, found: Found, parts: Sequence[Part]) -> None:
+    buckets = engine.buckets.values()
+    frozen = {e.local.parameter.name for bucket in buckets if bucket.frozen for e in bucket.layout.entries}
+    for part in parts:
+        stored = found.manifest.tensors[part.name].kinds.get(part.kind)
+        if stored is None:
+            reason = f"{found.path} has no {part.kind} of {part.name}, which was frozen then and is trained now"
+            raise Refused([Problem("optimizer.frozen", list(engine.job.optimizer.frozen), reason)])
+        # What is frozen needs no more than the format it computes in.
+        if DTYPES[stored.dtype] != part.values.dtype and part.name not in frozen:
+            reason = f"keeps {part.kind} of {part.name} in {part.values.dtype}, and {found.path} in {stored.dtype}"
+            raise Refused([Problem("run.precision", engine.job.run.precision, reason)])

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trigrid.checkpoint.folder import aside, path_of, prune
 from trigrid.checkpoint.manifest import State
 from trigrid.checkpoint.parts import Part, parts_written, snapshot
-from trigrid.checkpoint.storage import FolderWriter, PartsSaver
+from trigrid.checkpoint.storage import FolderWriter, PartsSaver, reasons
 from trigrid.engine.runtime import Engine
 from trigrid.job import dump_job
 
@@ -112,19 +112,13 @@ class Saver:
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-            if self._engine.comm.rank == 0:
-                prune(self._run_dir, self._spec.keep, self._spec.keep_every)
         except CheckpointException as caught:
-            failure = "; ".join(_reason(rank, error) for rank, (error, _) in sorted(caught.failures.items()))
-        except OSError as caught:
-            failure = str(caught)
-        if failure is not None and self._engine.comm.rank == 0:
-            # All ranks have come to the end of their part, whatever it was.
-            shutil.rmtree(aside(path), ignore_errors=True)
+            failure = reasons(caught)
+        if self._engine.comm.rank == 0:
+            if failure is None:
+                prune(self._run_dir, self._spec.keep, self._spec.keep_every)
+            else:
+                # All ranks have come to the end of their part, whatever it was.
+                shutil.rmtree(aside(path), ignore_errors=True)
         seconds = time.perf_counter() - begun_s
         return Outcome(state.step, path, seconds, seconds if blocked_s is None else blocked_s, writer.bytes, failure)
-
-
-def _reason(rank: int, error: BaseException) -> str:
-    what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return f"rank {rank}: {what}"

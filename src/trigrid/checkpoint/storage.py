@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -47,7 +48,6 @@ from trigrid.checkpoint.manifest import (
     JOB,
     Damaged,
     File,
-    Kind,
     Manifest,
     State,
     Stored,
@@ -57,7 +57,8 @@ from trigrid.checkpoint.manifest import (
     new_manifest,
     write_manifest,
 )
-from trigrid.checkpoint.parts import Part, key_of
+from trigrid.checkpoint.parts import Part, entry_name, key_of
+from trigrid.errors import TrigridError
 
 # A world of one has no process group, and that is no reason for a warning.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -149,7 +150,7 @@ class FolderWriter(StorageWriter):
             for item in plan.items:
                 values = planner.resolve_data(item)
                 assert isinstance(values, Tensor)
-                tensors[entry_of(item.index)] = values.contiguous()
+                tensors[entry_name(item.index.fqn, item.index.offset or ())] = values.contiguous()
             written = _Written(write_file(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors))
             results = [WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items]
         done.set_result(results)
@@ -183,11 +184,6 @@ def write_text(path: Path, text: str) -> None:
     with path.open("wb") as file:
         file.write(text.encode())
         flush(file)
-
-
-def entry_of(index: MetadataIndex) -> str:
-    """What a box is called in its file."""
-    return f"{index.fqn}@{','.join(map(str, index.offset or ()))}"
 
 
 def describe(
@@ -298,7 +294,7 @@ class FolderReader(StorageReader):
         for name, items in by_file.items():
             with opened(self._folder / name) as file:
                 for item in items:
-                    box = file.get_slice(entry_of(item.storage_index))
+                    box = file.get_slice(entry_name(item.storage_index.fqn, item.storage_index.offset or ()))
                     values = box[_slices(item.storage_offsets, item.lengths)]
                     planner.resolve_tensor(item).copy_(values)
         done: Future[None] = Future()
@@ -310,24 +306,21 @@ class FolderReader(StorageReader):
         return True
 
 
+def reasons(error: CheckpointException) -> str:
+    """Which ranks failed, and why."""
+    return "; ".join(f"rank {rank}: {_reason(cause)}" for rank, (cause, _) in sorted(error.failures.items()))
+
+
+def _reason(cause: BaseException) -> str:
+    return str(cause) if isinstance(cause, OSError | TrigridError) else f"{type(cause).__name__}: {cause}"
+
+
 def opened(path: Path) -> Any:
     """A safetensors file, to be read in slices. Raises Damaged where it is none."""
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
         raise Damaged(f"{path}: cannot be read: {error}") from None
-
-
-def read_box(
-    folder: Path, manifest: Manifest, name: str, kind: Kind, offsets: Sequence[int], sizes: Sequence[int]
-) -> Tensor:
-    """The box of a stored tensor, in one process, from whatever parts it is made of."""
-    values = torch.empty(tuple(sizes), dtype=DTYPES[manifest.tensors[name].kinds[kind].dtype])
-    part = Part(name, kind, manifest.tensors[name].shape, tuple(offsets), values)
-    planner, reader = PartsLoader([part]), FolderReader(folder, manifest)
-    planner.set_up_planner({}, reader.read_metadata())
-    reader.read_data(planner.create_local_plan(), planner)
-    return values
 
 
 def _slices(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trigrid.checkpoint.reading import BoxReader, describe_job
+from trigrid.checkpoint.reading import BoxReader, job_of
 from trigrid.checkpoint.writing import Progress
 from trigrid.data.tokenizer import Tokenizer
 from trigrid.engine.zero import TORCH_DTYPE
@@ -19,7 +19,7 @@ UNFINISHED = "\ufffd"
 
 def load_model(reader: BoxReader, device: torch.device, progress: Progress) -> LanguageModel:
     """The model of a checkpoint of any layout: on a GPU in the format its run computed in, on the CPU in fp32."""
-    job = describe_job(reader.folder, reader.manifest)
+    job = job_of(reader.folder, reader.manifest)
     dtype = torch.float32 if device.type == "cpu" else TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
     values = {}
     names = reader.manifest.tensors

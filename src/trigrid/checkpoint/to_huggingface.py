@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trigrid.checkpoint.from_huggingface import INDEX, SINGLE
 from trigrid.checkpoint.manifest import DTYPES, Format
-from trigrid.checkpoint.reading import BoxReader, describe_job
+from trigrid.checkpoint.reading import BoxReader, job_of
 from trigrid.checkpoint.writing import PIECE_BYTES, FileWriter, Header, Progress, bands, check_new, made_aside
 from trigrid.data.tokenizer import load_tokenizer
 from trigrid.models.huggingface import Place, tensors, turned_back
@@ -54,7 +54,7 @@ def export_folder(
     memory, of GPT-2, whose matrices lie the other way round, a whole one.
     Raises Refused where transformers has no such model, `dst` is there already or there is no room.
     """
-    job = describe_job(reader.folder, reader.manifest)
+    job = job_of(reader.folder, reader.manifest)
     spec, chosen = job.model, dtype or job.run.precision
     places = tensors(spec)
     headers = [Header(name, FORMAT_OF[chosen], next(iter(held.values())).shape) for name, held in places.items()]

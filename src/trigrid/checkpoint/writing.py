@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 import xxhash
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trigrid.checkpoint.folder import aside, publish
 from trigrid.checkpoint.manifest import (
@@ -25,16 +24,16 @@ from trigrid.checkpoint.manifest import (
     File,
     Format,
     Kind,
-    Part,
     State,
     Stored,
     StoredParameter,
+    Stretch,
     flush,
     new_manifest,
     write_manifest,
 )
-from trigrid.checkpoint.parts import key_of
-from trigrid.checkpoint.storage import SPARE_BYTES, entry_of, write_text
+from trigrid.checkpoint.parts import entry_name, key_of
+from trigrid.checkpoint.storage import SPARE_BYTES, write_text
 from trigrid.errors import Problem, Refused, RunFailed
 
 PIECE_BYTES = 16 << 20
@@ -63,6 +62,11 @@ class Planned:
     kind: Kind
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    @property
+    def entry(self) -> str:
+        """How it is called in its file."""
+        return entry_name(key_of(self.name, self.kind), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,13 @@ def write_checkpoint(
     shapes: of all parameters. Raises Refused where it is there already or there is no room."""
     # In the order of the library that ranks write with, so that their files are the same.
     files = {
-        rank: sorted(planned, key=lambda part: (-_header(part, source).bytes // prod(part.sizes), _entry(part)))
+        rank: sorted(
+            planned,
+            key=lambda part: (
+                -_header(part, source).bytes // prod(part.sizes),
+                part.entry,
+            ),
+        )
         for rank, planned in files.items()
         if planned
     }
@@ -196,7 +206,7 @@ def write_checkpoint(
 
 
 def _header(part: Planned, source: Source) -> Header:
-    return Header(_entry(part), source.format(part.name, part.kind), part.sizes)
+    return Header(part.entry, source.format(part.name, part.kind), part.sizes)
 
 
 def _pieces(part: Planned, header: Header, source: Source, piece_bytes: int) -> Iterator[Tensor]:
@@ -208,7 +218,7 @@ def _pieces(part: Planned, header: Header, source: Source, piece_bytes: int) -> 
 def _account(
     files: Mapping[int, Sequence[Planned]], shapes: Mapping[str, tuple[int, ...]], source: Source
 ) -> dict[str, StoredParameter]:
-    parts: dict[tuple[str, Kind], list[Part]] = {}
+    parts: dict[tuple[str, Kind], list[Stretch]] = {}
     for number, rank in enumerate(sorted(files)):
         for part in files[rank]:
             parts.setdefault((part.name, part.kind), []).append((number, part.offsets, part.sizes))
@@ -216,7 +226,3 @@ def _account(
     for (name, kind), held in parts.items():
         tensors[name].kinds[kind] = Stored(source.format(name, kind), tuple(held))
     return tensors
-
-
-def _entry(part: Planned) -> str:
-    return entry_of(MetadataIndex(key_of(part.name, part.kind), torch.Size(part.offsets)))

@@ -41,11 +41,11 @@ def inspect(path: CheckpointPath, *, as_json: Json = False) -> None:
     """
     from trigrid.checkpoint.describe import as_json_value, describe
     from trigrid.checkpoint.manifest import read_manifest
-    from trigrid.checkpoint.reading import describe_job, find_checkpoint
+    from trigrid.checkpoint.reading import find_checkpoint, job_of
 
     found = find_checkpoint(path)
     manifest = read_manifest(found)
-    job = describe_job(found, manifest)
+    job = job_of(found, manifest)
     if as_json:
         print_json(as_json_value(found, manifest, job))
     else:
@@ -135,12 +135,12 @@ def _export(
     as_json: bool,
     console: Console,
 ) -> None:
-    from trigrid.checkpoint.reading import describe_job, find_tokenizer
+    from trigrid.checkpoint.reading import find_tokenizer, job_of
     from trigrid.checkpoint.to_huggingface import SHARD_BYTES, export_folder
 
     reader = _opened(src, dst, console)
     if tokenizer is None:
-        tokenizer = find_tokenizer(reader.folder, describe_job(reader.folder, reader.manifest))
+        tokenizer = find_tokenizer(reader.folder, job_of(reader.folder, reader.manifest))
         if tokenizer is None or not tokenizer.is_file():
             gone = "no tokenizer is known" if tokenizer is None else f"the tokenizer {tokenizer} is gone"
             console.warn(f"{gone}: the export has none, and names no end of a text; --tokenizer gives one")

@@ -47,7 +47,7 @@ def generate(
     """
     import torch
 
-    from trigrid.checkpoint.reading import describe_job, find_checkpoint, find_tokenizer, open_sound
+    from trigrid.checkpoint.reading import find_checkpoint, find_tokenizer, job_of, open_sound
     from trigrid.checkpoint.text import GrowingText, load_model
     from trigrid.data.tokenizer import check_fits, load_tokenizer
     from trigrid.models.generate import Sampling
@@ -59,7 +59,7 @@ def generate(
     found = find_checkpoint(path)
     with console.waiting(f"verifying {found}"):
         reader = open_sound(found)
-    job = describe_job(found, reader.manifest)
+    job = job_of(found, reader.manifest)
     file = tokenizer or find_tokenizer(found, job)
     if file is None:
         raise Refused(

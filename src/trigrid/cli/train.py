@@ -47,6 +47,7 @@ def train(
 
     Started by hand it runs torchrun for all ranks of the layout. Under torchrun or srun it joins as one of their ranks.
     """
+    from trigrid.errors import Problem, Refused
     from trigrid.grid import golden_rules, grid_of
     from trigrid.job import dump_job
     from trigrid.launch.place import find_place
@@ -77,7 +78,11 @@ def train(
 
     if first and RUN_DIR_VARIABLE not in os.environ:
         check_plan(resolved, console, ignore_plan)
-    if place is None and resolved.parallel.world > 1:
+    elsewhere = place is not None and RUN_DIR_VARIABLE not in os.environ
+    if max_restarts < 0 or (max_restarts and elsewhere):
+        reason = "the launcher that started this process has its own" if elsewhere else "must be 0 or more"
+        raise Refused([Problem("--max-restarts", max_restarts, reason, (0,))])
+    if place is None and (resolved.parallel.world > 1 or max_restarts):
         local.check_room(resolved)
         run_dir = open_run(resolved, job.stem, resume, console).run_dir
         console.say(f"starting {resolved.parallel.world} processes on this machine")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +30,17 @@ class Place:
     address: str
     port: int
     launcher: str
+
+
+def restarts_of(env: Mapping[str, str]) -> int:
+    """How often torchrun has started the ranks again."""
+    return _number(env, RESTARTS_VARIABLE, "0")
+
+
+def launcher_of(env: Mapping[str, str]) -> str:
+    """Who has started this process, the same for all of its attempts."""
+    run = env.get("TORCHELASTIC_RUN_ID", "none")
+    return run if run not in ("", "none") else f"{socket.gethostname()}:{os.getppid()}"
 
 
 def find_place(env: Mapping[str, str]) -> Place | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -11,6 +10,7 @@ from typing import Any
 
 from trigrid.report.events import read_events
 from trigrid.report.history import NAME as METRICS
+from trigrid.report.lines import read_lines
 from trigrid.report.lives import US, Life, Line, lives_of, usual_step_us
 
 CAUSES = {
@@ -87,18 +87,7 @@ class _Chunk:
 def account_of(run_dir: Path, now_s: float) -> Account | None:
     """The account of the run in `run_dir` at the Unix time `now_s`; None where it has no events."""
     events = read_events(run_dir)
-    return account(events, _metrics(run_dir / METRICS), now_s) if events else None
-
-
-def _metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of metrics.jsonl; what the end of a process has torn is passed over."""
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "kind" in entry:
-            yield entry
+    return account(events, read_lines(run_dir / METRICS), now_s) if events else None
 
 
 def account(events: Sequence[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]], now_s: float) -> Account:

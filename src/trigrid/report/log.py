@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
-import os
 import time
 from array import array
 from collections.abc import Mapping
@@ -15,10 +12,10 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from trigrid.errors import RunFailed
 from trigrid.report.console import Console, duration
 from trigrid.report.curve import FEWEST_STEPS, Curve, as_text, save_svg
 from trigrid.report.history import NAME, read_history
+from trigrid.report.lines import LineFile
 from trigrid.report.metrics import Facts, Interval, StepRecord, StepTable, Summary, rates
 from trigrid.report.trackers import Start, Trackers
 from trigrid.spec.job import Job
@@ -28,33 +25,6 @@ SLOW, SLOW_RECORDS = 1.5, 3
 """A rank is named that was busy for so many times as long as ranks like it, in so many records one after the other."""
 ROWS_PER_HEADER = 20
 """On a terminal, where the header scrolls away; a file has it once, at the top."""
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object a line, each written whole, whatever ends the process."""
-
-    def __init__(self, run_dir: Path) -> None:
-        # Unbuffered: a line is one write.
-        self._path = run_dir / NAME
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
-
-    def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """`kind`, the Unix time and `values`; a number that is not finite becomes null, which JSON has.
-
-        Raises RunFailed where the disk takes no more; what it took of this line is taken back.
-        """
-        entry = {"kind": kind, "time_s": time.time(), **values}
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-        line, before = json.dumps(finite, allow_nan=False).encode() + b"\n", self._file.tell()
-        try:
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._file.truncate(before)
-            raise RunFailed(f"{self._path} cannot be written: {error.strerror}") from None
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Log:
@@ -68,7 +38,7 @@ class Log:
         self._job, self._facts, self._run_dir, self._console = job, facts, run_dir, console
         self._table, self._rows = StepTable(facts.steps), 0
         self._progress = console.progress()
-        self._metrics = MetricsFile(run_dir)
+        self._metrics = LineFile(run_dir / NAME, console.warn)
         told = {**_flat(asdict(job)), **asdict(facts)}
         start = Start(run_dir, told, job.run.prometheus_port, console.say)
         self._trackers = Trackers(job.run.trackers, start, console)
@@ -81,7 +51,7 @@ class Log:
 
     def __enter__(self) -> Log:
         facts = self._facts
-        self._metrics.write("start", asdict(facts))
+        self._metrics.write("start", **asdict(facts))
         self._console.say(
             f"{facts.world} × {facts.device}: matrix products at {facts.matmul_flops_per_s / 1e9:,.0f} GFLOP/s in all "
             f"({facts.precision}), the measure of MFU"
@@ -93,7 +63,6 @@ class Log:
         self._progress.stop()
         with self._console.waiting("trackers finish"):
             self._trackers.close(failed=error is not None)
-        self._metrics.close()
 
     def advance(self, loss: float, seconds: float) -> None:
         """A step is done, with this loss and in this time."""
@@ -126,7 +95,7 @@ class Log:
         self._recorded_s += interval.seconds
         self._data_wait_s += interval.data_wait_s
         values = asdict(record)
-        self._metrics.write("step", {"step": step, **values})
+        self._metrics.write("step", **values)
         known = {f"train/{name}": value for name, value in values.items() if name != "step" and value is not None}
         self._trackers.log(step, known)
         if self._rows == 0 or (self._console.on_terminal and self._rows % ROWS_PER_HEADER == 0):
@@ -178,7 +147,7 @@ class Log:
         step = len(self._losses)
         self._validation.append((step, loss))
         self._progress.hide("validation")
-        self._metrics.write("validation", {"step": step, "loss": loss})
+        self._metrics.write("validation", step=step, loss=loss)
         self._trackers.log(step, {"validation/loss": loss})
         self._console.say(self._table.validation(step, loss))
 
@@ -200,7 +169,7 @@ class Log:
             data_wait_share=self._data_wait_s / self._recorded_s,
             run_dir=str(self._run_dir),
         )
-        self._metrics.write("end", asdict(summary))
+        self._metrics.write("end", **asdict(summary))
         self._progress.stop()
         if len(self._losses) >= FEWEST_STEPS:
             self._draw(Curve(self._losses, self._validation))

@@ -37,7 +37,7 @@ FROM_ZERO = {
     "checkpoint.keep_every",
     "faults.max_rewinds",
 }
-MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file"}
+MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file", "cluster.calibration"}
 HIGHEST = {"run.seed": LARGEST_SEED, "run.prometheus_port": LARGEST_PORT}
 
 
@@ -416,6 +416,9 @@ def _faults(job: Job) -> Iterator[Problem]:
         if getattr(job.faults, key) == "rewind" and not job.checkpoint.every:
             reason = "there is no checkpoint to go back to: checkpoint.every is 0"
             yield Problem(f"faults.{key}", "rewind", reason, ("skip" if key == "on_nan" else "ignore",))
+    if job.faults.on_spike == "rewind" and job.checkpoint.keep < 2:
+        reason = "a spike may follow on the newest checkpoint, which then has what led to it: faults.on_spike needs two"
+        yield Problem("checkpoint.keep", job.checkpoint.keep, reason, (2,))
 
 
 def _divisors(n: int) -> list[int]:

@@ -56,7 +56,7 @@ def run_local(job: Job, arguments: Sequence[str], run_dir: Path, console: Consol
         # It is for the ranks; this process speaks for itself again.
         del os.environ[RUN_DIR_VARIABLE]
     if marker is not None:
-        console.say(_stopped(marker, arguments, run_dir))
+        console.say(_stopped(marker, run_dir))
 
 
 def run_ranks(
@@ -131,10 +131,11 @@ class _Attempts:
         return again
 
 
-def _stopped(marker: Preempted, arguments: Sequence[str], run_dir: Path) -> str:
+def _stopped(marker: Preempted, run_dir: Path) -> str:
     """What a person is told of a run that was stopped."""
     by = marker.signal or "a signal"
     if marker.checkpoint is None:
         return f"stopped by {by} after step {marker.step}, with no checkpoint to go on from"
-    again = f"trigrid train {arguments[1]} --resume {run_dir}"
+    # The run's own job has what flags have changed.
+    again = f"trigrid train {run_dir / 'job.toml'} --resume {run_dir}"
     return f"stopped by {by} after step {marker.step}; checkpoint {marker.checkpoint}; go on with: {again}"

@@ -9,57 +9,74 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from trigrid.checkpoint.folder import checkpoints
-from trigrid.checkpoint.manifest import JOB, NAME, Manifest
-from trigrid.checkpoint.restore import Found
+from trigrid.checkpoint.manifest import JOB, NAME, Damaged, Manifest, read_manifest
+from trigrid.checkpoint.reading import job_of
+from trigrid.checkpoint.restore import mismatches
 from trigrid.data.loading import loaders, tell_data
 from trigrid.data.prepare import Prepared, prepare, save
-from trigrid.errors import Problem, Refused, RunFailed, TrigridError
-from trigrid.job import dump_job, load_job
+from trigrid.errors import Problem, Refused, RunFailed
+from trigrid.job import dump_job
 from trigrid.report.console import Console
-from trigrid.spec.job import Job
+from trigrid.report.events import read_events
+from trigrid.spec.job import Batch, Job, Optimizer
+from trigrid.train.failure import replace
 
 LATEST = "latest"
 
 
 @dataclass(frozen=True)
 class Opened:
-    """run_dir; candidates: checkpoints to go on from, the first sound one of them; must: whether there has to be one.
-
-    A candidate of another run, or of none, gives its weights and state to a new run.
-    """
+    """run_dir; candidates: checkpoints to go on from, the first sound one of them; empty: from the beginning."""
 
     run_dir: Path
     candidates: tuple[Path, ...] = ()
-    must: bool = False
 
 
 def open_run(job: Job, name: str, resume: str | None, console: Console) -> Opened:
     """Prepare the data, or find it prepared, and open the run's folder with `job.toml` and `data.json`: a new one, or
     for `resume` ("latest", a run's folder or a checkpoint) that of the run that goes on.
 
-    Raises Refused where there is nothing to go on from; "latest" then begins anew.
+    Raises Refused where there is nothing to go on from, "latest" apart, which then begins anew, and where what there is
+    does not fit the job; nothing is written then.
     """
-    found = _find(job, name, resume, console) if resume else None
+    run_dir, candidates = _find(job, name, resume, console) if resume else (None, ())
     with console.progress() as progress:
         data = prepare(job.data, job.model.vocab, progress)
     # Before there is a run, and long before there is an engine.
     loaders(job, data)
-    opened = found or Opened(_new_run_dir(job, name))
-    if opened.run_dir == Path():
-        opened = Opened(_new_run_dir(job, name), opened.candidates, opened.must)
-    (opened.run_dir / "job.toml").write_text(dump_job(job), encoding="utf-8")
+    for path in candidates:
+        try:
+            check_same(job, data, path, read_manifest(path))
+            break
+        except Damaged:
+            continue
+    opened = Opened(run_dir or _new_run_dir(job, name), candidates)
+    replace(opened.run_dir / JOB, dump_job(job))
     save(data, opened.run_dir / "data.json")
     tell_data(job, data, console)
     return opened
 
 
-def again(run_dir: Path, resume: str | None) -> Opened:
-    """A run that was opened before its ranks were started: it goes on from `resume`, where that is a checkpoint, else
-    from its own newest, if it has come to one."""
-    if resume and resume != LATEST and _is_checkpoint(Path(resume)):
-        return Opened(run_dir, (Path(resume),), must=True)
+def again(run_dir: Path, resume: str | None, restarted: bool) -> Opened:
+    """A run that was opened before its ranks were started: it goes on from `resume`, where that is a checkpoint and the
+    run has made none of its own since, else from its own newest, if it has come to one."""
     there = tuple(checkpoints(run_dir))
-    return Opened(run_dir, there, must=bool(there and resume))
+    if resume and resume != LATEST and _is_checkpoint(Path(resume)) and not (restarted and there):
+        return Opened(run_dir, (Path(resume),))
+    return Opened(run_dir, there)
+
+
+def launched_by(job: Job, name: str, launcher: str) -> Path | None:
+    """The newest run that `launcher` has started ranks of before."""
+    for run_dir in _runs(job, name):
+        if any(event["kind"] == "launch" and event.get("launcher") == launcher for event in read_events(run_dir)):
+            return run_dir
+    return None
+
+
+def _runs(job: Job, name: str) -> list[Path]:
+    """Runs of this job, newest first."""
+    return sorted((path for path in Path(job.run.out).glob(f"{name}-*") if path.is_dir()), reverse=True)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -67,31 +84,26 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / NAME).exists() or ((path / JOB).exists() and not (path / "checkpoints").exists())
 
 
-def _find(job: Job, name: str, resume: str, console: Console) -> Opened | None:
+def _find(job: Job, name: str, resume: str, console: Console) -> tuple[Path | None, tuple[Path, ...]]:
+    """The run that goes on, None where that is a new one, and the checkpoints that it may go on from."""
     if resume == LATEST:
-        runs = sorted(Path(job.run.out).glob(f"{name}-*"), reverse=True)
-        for run_dir in runs:
+        for run_dir in _runs(job, name):
             if there := checkpoints(run_dir):
-                return Opened(run_dir, tuple(there), must=True)
+                return run_dir, tuple(there)
         console.say(f"no run of {name} in {job.run.out} has a checkpoint: a new one begins")
-        return None
+        return None, ()
     path = Path(resume)
     if _is_checkpoint(path):
         run_dir = path.resolve().parent.parent
-        own = path.resolve().parent.name == "checkpoints" and (run_dir / "job.toml").exists()
-        return Opened(run_dir if own else Path(), (path,), must=True)
+        own = path.resolve().parent.name == "checkpoints" and (run_dir / JOB).exists()
+        return (run_dir if own else None), (path,)
     if there := checkpoints(path):
-        return Opened(path, tuple(there), must=True)
+        return path, tuple(there)
     reason = "is neither a checkpoint nor the folder of a run that has one"
     if not path.exists():
         reason = "there is no such folder"
-    raise Refused([Problem("--resume", resume, reason, _near(job, name))])
-
-
-def _near(job: Job, name: str) -> tuple[str, ...]:
-    """The newest runs of this job that could be gone on with."""
-    runs = sorted(Path(job.run.out).glob(f"{name}-*"), reverse=True)
-    return tuple(str(run_dir) for run_dir in runs if checkpoints(run_dir))[:3]
+    near = [str(run_dir) for run_dir in _runs(job, name) if checkpoints(run_dir)][:3]
+    raise Refused([Problem("--resume", resume, reason, tuple(near))])
 
 
 def _new_run_dir(job: Job, name: str) -> Path:
@@ -110,20 +122,19 @@ def _new_run_dir(job: Job, name: str) -> Path:
     raise RunFailed(f"no free name for a run in {job.run.out}")
 
 
-def check_same(job: Job, data: Prepared, found: Found) -> list[str]:
-    """What of `job` differs from the checkpoint's and holds from now on, such as a learning rate.
+def check_same(job: Job, data: Prepared, path: Path, manifest: Manifest) -> list[str]:
+    """What of `job` differs from that of the checkpoint `path` and holds from now on, such as a learning rate.
 
     Raises Refused where it cannot be gone on with: another model, other data, another order of its samples.
     """
-    manifest = found.manifest
-    if not _trained(manifest):
+    if wrong := list(mismatches(job.model, manifest)):
+        reason = f"{path} is of another model: {'; '.join(wrong[:4])}"
+        raise Refused([Problem("model", job.model.name, reason)])
+    if not manifest.trained:
         return []
-    try:
-        saved = load_job(found.path / JOB)
-    except TrigridError as error:
-        raise TrigridError(f"{found.path / JOB}: is no job of this version: {error}") from None
+    saved = job_of(path, manifest)
     problems = [
-        Problem(key, now, f"was {then} in {found.path}, which decides {what}", (then,))
+        Problem(key, now, f"was {then} in {path}, which decides {what}", (then,))
         for key, now, then, what in (
             ("run.seed", job.run.seed, saved.run.seed, "the order of samples and the masks of dropout"),
             ("batch.sequence", job.batch.sequence, saved.batch.sequence, "what a sample is"),
@@ -132,7 +143,7 @@ def check_same(job: Job, data: Prepared, found: Found) -> list[str]:
         if now != then
     ]
     if data.hash != manifest.state.data:
-        reason = f"is data {data.hash}, and {found.path} was trained on {manifest.state.data}"
+        reason = f"is data {data.hash}, and {path} was trained on {manifest.state.data}"
         way_out = "`trigrid checkpoint convert` makes weights of it, from which a new run can start"
         problems.append(Problem("data.corpus", list(job.data.corpus), f"{reason}; {way_out}"))
     if problems:
@@ -147,15 +158,18 @@ def check_shared(run_dir: Path, rank: int) -> None:
         raise Refused([Problem("run.out", run_dir, reason)])
 
 
-def _trained(manifest: Manifest) -> bool:
-    return any(kind != "weight" for _, kind, _, _ in manifest.stored())
+NUMBERS = {
+    "optimizer": tuple(field.name for field in fields(Optimizer)),
+    "batch": tuple(field.name for field in fields(Batch)),
+    "run": ("steps", "precision", "dropout", "attention_dropout"),
+    "data": ("document_attention",),
+}
+"""Keys that bear on the numbers of a training and may change in it."""
 
 
 def _changes(saved: Job, job: Job) -> Iterator[str]:
-    """Keys that bear on the numbers of the training, where they differ."""
-    for section in ("optimizer", "batch", "run"):
-        then, now = getattr(saved, section), getattr(job, section)
-        for field in fields(now):
-            key, was, value = f"{section}.{field.name}", getattr(then, field.name), getattr(now, field.name)
-            if was != value and (section != "run" or field.name in ("steps", "precision", "dropout")):
-                yield f"{key} = {value}, and was {was}"
+    for section, names in NUMBERS.items():
+        for name in names:
+            was, now = (getattr(getattr(one, section), name) for one in (saved, job))
+            if was != now:
+                yield f"{section}.{name} = {now}, and was {was}"

@@ -22,7 +22,7 @@ from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import TORCH_DTYPE
 from trigrid.grid import grid_of
-from trigrid.launch.place import RESTARTS_VARIABLE, RUN_DIR_VARIABLE, Place
+from trigrid.launch.place import RUN_DIR_VARIABLE, Place, launcher_of, restarts_of
 from trigrid.models.build import build_engine
 from trigrid.report.console import Console
 from trigrid.report.events import EventLog
@@ -32,8 +32,8 @@ from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
 from trigrid.train.machine import matmul_flops_per_s
-from trigrid.train.opening import LATEST, Opened, again, check_same, check_shared, open_run
-from trigrid.train.processes import choose_device, join, start_limit
+from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, open_run
+from trigrid.train.processes import choose_device, join, start_limit, torch_timeout
 from trigrid.train.training import Training
 from trigrid.train.watchdog import Watchdog
 
@@ -53,7 +53,7 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
         if place.world > 1:
             with console.waiting(f"joining {place.world} ranks"):
                 join(place, device, job.faults)
-        comm = Comm(grid_of(job), place.rank, device)
+        comm = Comm(grid_of(job), place.rank, device, torch_timeout(job.faults))
         opened = comm.gather_objects(mine)[0]
     assert isinstance(opened, Opened)
     run_dir = opened.run_dir
@@ -69,11 +69,13 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     state, source = _restore(job, engine, data, opened, group, console)
     watchdog.phase("start")
     summary = None
+    events = EventLog(run_dir) if first else None
     if state.step >= job.run.steps:
         console.say(f"the run has all of its {job.run.steps} steps: nothing is left to do")
+        if events:
+            events.write("end", step=state.step)
     else:
         facts = _facts(job, engine, data)
-        events = EventLog(run_dir) if first else None
         if events:
             path = str(source) if source else None
             events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
@@ -89,18 +91,18 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
 
 def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
     """The run's folder, and what it goes on from: found or made here, or given by who started the ranks."""
-    restarted = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+    restarts = restarts_of(os.environ)
     given = os.environ.get(RUN_DIR_VARIABLE)
-    if given is None:
-        opened = open_run(job, name, LATEST if restarted and resume is None else resume, console)
-        # Nobody else has: one process, or ranks of the user's own launcher.
-        EventLog(opened.run_dir).write(
-            "launch", world=job.parallel.world, restart=int(os.environ.get(RESTARTS_VARIABLE, 0))
-        )
+    if given is not None:
+        opened = again(Path(given), resume, bool(restarts))
     else:
-        opened = again(Path(given), None if restarted else resume)
+        # One process, or ranks of the user's own launcher, which does not know the run's folder.
+        launcher = launcher_of(os.environ)
+        own = launched_by(job, name, launcher) if restarts else None
+        opened = again(own, resume, True) if own else open_run(job, name, resume, console)
+        EventLog(opened.run_dir).write("launch", world=job.parallel.world, restart=restarts, launcher=launcher)
+        stopping.unmark(opened.run_dir)
     clear(opened.run_dir)
-    stopping.unmark(opened.run_dir)
     return opened
 
 
@@ -113,13 +115,11 @@ def _restore(
         return fresh, None
     with console.waiting("verifying the checkpoint"):
         found, faults = find_sound(engine.comm, list(opened.candidates))
-    for fault in faults if found else ():
-        console.warn(fault)
     if found is None:
-        if opened.must:
-            raise Damaged("\n".join(faults))
-        return fresh, None
-    changes = check_same(job, data, found)
+        raise Damaged("\n".join(faults))
+    for fault in faults:
+        console.warn(fault)
+    changes = check_same(job, data, found.path, found.manifest)
     with console.waiting("reading the checkpoint"):
         state = load(engine, found, group)
     if not state.data:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trigrid.checkpoint.folder import checkpoints, path_of
+from trigrid.checkpoint.folder import checkpoints, path_of, set_aside_after, step_of
 from trigrid.checkpoint.manifest import State
 from trigrid.checkpoint.restore import find_sound, load
 from trigrid.checkpoint.saver import Outcome, Saver
@@ -64,29 +64,38 @@ class Training:
         """Train to the last step; whether it came to that, and was not told to stop."""
         job, steps = self._job, self._job.run.steps
         batches = self._batches()
-        stopped, first = False, True
+        stopped, first = self._told() is not None, True
         if "rewind" in (job.faults.on_nan, job.faults.on_spike) and self._saved < 0:
             # Something to go back to from the first step on.
             self._save()
-        while self._state.step < steps and not stopped:
-            before, begun_s = self._state.step, time.perf_counter()
-            self._watchdog.phase(f"step {before + 1}")
-            stopped = self._step(batches)
-            if first:
-                first = False
-                self._note("first_step", step=before + 1, step_s=time.perf_counter() - begun_s)
-            if self._state.step <= before:
-                batches.close()
-                batches = self._batches()
+        try:
+            while self._state.step < steps and not stopped:
+                before, begun_s = self._state.step, time.perf_counter()
+                self._watchdog.phase(f"step {before + 1}")
+                stopped = self._step(batches)
+                if first:
+                    first = False
+                    self._note("first_step", step=before + 1, step_s=time.perf_counter() - begun_s)
+                if self._state.step <= before:
+                    batches.close()
+                    batches = self._batches()
+        except RunFailed:
+            # All ranks have found the same: what is being written is worth waiting for.
+            self._settle()
+            raise
         batches.close()
-        self._watchdog.phase("checkpoint")
-        self._tell(self._saver.finish())
+        self._settle()
         self._saver.close()
         if stopped and self._state.step < steps:
             self._preempted()
             return False
         self._note("end", step=self._state.step)
         return True
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint under way, and tell of it."""
+        self._watchdog.phase("checkpoint")
+        self._tell(self._saver.finish())
 
     def _batches(self) -> Generator[Placed]:
         """The batches of the steps that are left, read ahead."""
@@ -164,7 +173,7 @@ class Training:
                 if self._log:
                     self._log.warn(f"{what}; going on with the next batch")
                 return False
-            self._rewind(what, batch)
+            self._rewind(what, batch, number - 1)
             return True
         if faults.on_spike == "rewind" and is_spike(
             result.loss, self._state.recent, faults.spike_window, faults.spike_sigmas
@@ -172,27 +181,30 @@ class Training:
             self._note("spike", step=number, loss=result.loss, action="rewind", consumed=start)
             # The batch before has made the weights that this loss is of.
             before = start - self._job.batch.global_batch
-            self._rewind(f"step {number}: the loss of {result.loss:.4f} is a spike", (max(0, before), batch[1]))
+            what = f"step {number}: the loss of {result.loss:.4f} is a spike"
+            self._rewind(what, (max(0, before), batch[1]), number - 2)
             return True
         return False
 
-    def _rewind(self, what: str, bad: tuple[int, int]) -> None:
-        """Go back to the newest sound checkpoint, and pass over the samples of `bad` from there on."""
+    def _rewind(self, what: str, bad: tuple[int, int], good: int) -> None:
+        """Go back to the newest sound checkpoint of step `good` or before, and pass over the samples of `bad` then."""
         state, faults = self._state, self._job.faults
         if state.rewinds >= faults.max_rewinds:
             raise RunFailed(f"{what}; the run has gone back {state.rewinds} times (faults.max_rewinds)")
-        self._watchdog.phase("checkpoint")
-        self._tell(self._saver.finish())
-        found, wrong = find_sound(self._engine.comm, checkpoints(self._run_dir))
+        self._settle()
+        there = [path for path in checkpoints(self._run_dir) if (step_of(path) or 0) <= good]
+        found, wrong = find_sound(self._engine.comm, there)
         if found is None:
             told = f" ({'; '.join(wrong[:4])})" if wrong else ""
             raise RunFailed(f"{what}; there is no sound checkpoint to go back to{told}")
         loaded = load(self._engine, found, self._group)
+        self._saved = loaded.step
         self._state = replace(loaded, skipped=merged(state.skipped, bad), rewinds=state.rewinds + 1)
         self._note("rewind", from_step=state.step + 1, to_step=loaded.step, skipped=list(bad))
         if self._log:
             self._log.warn(f"{what}; back to step {loaded.step}, on without samples {bad[0]:,} to {bad[1] - 1:,}")
             self._log.rewind(loaded.step)
+            set_aside_after(self._run_dir, loaded.step)
 
     def _save(self) -> None:
         if self._saved == self._state.step:
@@ -221,14 +233,18 @@ class Training:
         """Leave word that the run was told to stop, and where it can go on."""
         step, path = self._state.step, path_of(self._run_dir, self._state.step)
         there = path if path.exists() else next(iter(checkpoints(self._run_dir)), None)
+        signal = self._told()
         if self._log:
-            stopping.mark(self._run_dir, step, there, stopping.asked())
-            self._log.warn(
-                f"told to stop ({stopping.asked() or 'another rank'}) after step {step}; "
-                + (f"the run can go on from {there}" if there else "it has no checkpoint")
-            )
+            stopping.mark(self._run_dir, step, there, signal)
+            way_on = f"the run can go on from {there}" if there else "it has no checkpoint"
+            self._log.warn(f"told to stop by {signal} after step {step}; {way_on}")
         stopping.answer()
-        self._note("preempted", step=step, checkpoint=str(there) if there else None)
+        self._note("preempted", step=step, signal=signal, checkpoint=str(there) if there else None)
+
+    def _told(self) -> str | None:
+        """The signal that told any rank to stop, the same on all; the first one need not be among them."""
+        told = next(filter(None, self._engine.comm.gather_objects(stopping.asked())), None)
+        return str(told) if told else None
 
     def _note(self, kind: str, **values: object) -> None:
         if self._events:
