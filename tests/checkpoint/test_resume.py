@@ -13,7 +13,7 @@ import torch
 from helpers.in_process import quick, train
 from helpers.runs import metrics, run, run_dir, write_job
 
-from trigrid.checkpoint import restore
+from trigrid.checkpoint import restore, storage
 from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import Damaged, read_manifest
 from trigrid.checkpoint.reading import BoxReader
@@ -21,7 +21,7 @@ from trigrid.engine.finish import StepResult
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Refused, RunFailed, TrigridError
 from trigrid.report.events import read_events
-from trigrid.train.opening import check_shared
+from trigrid.train.opening import check_shared, lock
 
 SEVEN = quick(7)
 
@@ -140,7 +140,7 @@ def test_what_is_damaged_is_passed_over(whole: Path, ended: Path, capsys: pytest
         (
             ("--precision", "fp64"),
             Refused,
-            "run.precision = fp64: keeps weight of embedding.weight in torch.float64, and ",
+            "run.precision = fp64: keeps moments in torch.float64, and ",
         ),
         (("--data.validation-fraction", "0.1"), Refused, "was trained on "),
     ],
@@ -156,6 +156,40 @@ def test_what_cannot_go_on_is_refused(
     assert "--precision" in flags or (ended / "job.toml").read_text() == before, "nothing is written"
 
 
+def test_latest_is_of_this_job(whole: Path, ended: Path) -> None:
+    """Not of one whose name begins alike, and the newest by its time."""
+    other = ended.with_name(f"{whole.stem}-big-20990101-000000")
+    shutil.copytree(ended, other)
+    later = ended.with_name(f"{whole.stem}-20980101-000000-2")
+    shutil.copytree(ended, later)
+    summary = train(whole, *SEVEN, "--run.out", ended.parent, resume="latest")
+    assert summary is not None
+    assert summary.run_dir == str(later)
+
+
+def test_a_run_that_is_trained_is_left_alone(whole: Path, ended: Path) -> None:
+    part = ended / "checkpoints" / ".step-00000006.part"
+    part.mkdir()
+    with lock(ended), pytest.raises(Refused, match="is being trained by another process"):
+        train(whole, *SEVEN, resume=ended)
+    assert part.exists()
+
+
+def test_a_last_checkpoint_that_fails(whole: Path, tmp_path: Path) -> None:
+    """The run is not told as a success whose weights are nowhere."""
+    full = patch.object(storage, "write_manifest", side_effect=OSError(28, "No space left on device"))
+    with (
+        full,
+        pytest.raises(RunFailed, match=r"all steps are done, and their weights are not kept: rank 0: .*No space"),
+    ):
+        train(whole, *quick(2), "--run.out", tmp_path)
+
+
+def test_another_batch_goes_on_counting(whole: Path, ended: Path) -> None:
+    train(whole, *SEVEN, "--global-batch", 4, resume=ended)
+    assert [entry["tokens"] for entry in steps(ended).values()] == [256, 512, 768, 1024, 1152, 1280, 1408]
+
+
 def test_frozen_then_and_trained_now(whole: Path, tmp_path: Path) -> None:
     train(whole, *quick(2), "--optimizer.frozen", '["layers.0.*"]', "--run.out", tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -168,6 +202,12 @@ def test_there_is_nothing_to_resume(whole: Path, tmp_path: Path) -> None:
         train(whole, *SEVEN, resume=tmp_path / "nowhere")
     with pytest.raises(Refused, match="is neither a checkpoint nor the folder of a run that has one"):
         train(whole, *SEVEN, resume=tmp_path)
+    with pytest.raises(Refused, match='--resume = "": is empty'):
+        train(whole, *SEVEN, resume="")
+    unborn = tmp_path / "unborn-20260101-000000"
+    shutil.copytree(run_dir(whole), unborn, ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(Refused, match="is a run that has no checkpoint yet"):
+        train(whole, *SEVEN, resume=unborn)
     summary = train(whole, *quick(2), "--run.out", tmp_path / "new", resume="latest")
     assert summary is not None, "a new run"
 

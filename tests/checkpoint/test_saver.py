@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from helpers.saved import engine_of, fill, save_now, told
 from trigrid.check.pool import Pool
 from trigrid.checkpoint import saver as saver_module
 from trigrid.checkpoint import storage
-from trigrid.checkpoint.folder import checkpoints, path_of
+from trigrid.checkpoint.folder import aside, checkpoints, clear, path_of
 from trigrid.checkpoint.manifest import State, read_manifest
 from trigrid.checkpoint.reading import BoxReader
 from trigrid.checkpoint.restore import verify
@@ -181,3 +182,15 @@ def test_the_same_step_is_replaced(tmp_path: Path) -> None:
         assert save_now(engine, tmp_path, State(4, rewinds=rewinds)) == []
     assert read_manifest(path_of(tmp_path, 4)).state.rewinds == 1
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+    """Where a step is saved again: the earlier one is back when the run goes on."""
+    engine = engine_of(small_job(named("dp1")), 0)
+    assert save_now(engine, tmp_path, State(4)) == []
+    path = path_of(tmp_path, 4)
+    shutil.copytree(path, aside(path))
+    path.rename(path.with_name(f".{path.name}.old"))
+    clear(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+    assert verify(path)[1] == []

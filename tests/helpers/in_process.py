@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from trigrid.job import load_job
 from trigrid.report.console import Console
 from trigrid.report.metrics import Summary
@@ -14,9 +16,12 @@ from trigrid.train import stopping, trainer
 
 def train(job: Path, *flags: object, resume: object = None) -> Summary | None:
     """`trigrid train JOB FLAGS --resume RESUME`, without a word and without handlers of signals."""
+    # Small products on several threads mostly wait for each other.
+    torch.set_num_threads(1)
     loaded = load_job(job, [str(flag) for flag in flags])
     with patch.object(stopping, "install"), patch.object(stopping, "grant"):
-        return trainer.run_rank(loaded, job.stem, None, str(resume) if resume else None, Console(quiet=True))
+        ended = trainer.run_rank(loaded, job.stem, None, None if resume is None else str(resume), Console(quiet=True))
+    return ended if isinstance(ended, Summary) else None
 
 
 def quick(steps: int, every: int = 2, **more: Any) -> tuple[object, ...]:

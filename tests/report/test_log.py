@@ -24,7 +24,7 @@ HALF_A_SECOND = Interval(steps=1, seconds=0.5, data_wait_s=0.01, peak_memory_byt
 def steps(log: Log, count: int) -> None:
     """`count` more recorded steps of half a second, whose losses fall from 9 by one a step."""
     for _ in range(count):
-        log.advance(9 - len(log._losses), 0.5)
+        log.advance(9 - len(log._losses), 0.5, 2048 * (len(log._losses) + 1))
         log.step(1.5, 1e-3, HALF_A_SECOND)
 
 
@@ -98,7 +98,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interval_of_several_steps_is_told_as_their_mean(tmp_path: Path) -> None:
     with Log(told_to(), FACTS, tmp_path, Console(quiet=True)) as log:
         for loss in (9, 8, 7, 6):
-            log.advance(loss, 0.5)
+            log.advance(loss, 0.5, 2048 * (10 - loss))
         log.step(1.5, 1e-3, Interval(steps=4, seconds=2.0, data_wait_s=1.0, peak_memory_bytes=1))
     (_, step) = written(tmp_path)
     assert (step["step"], step["loss"], step["tokens"]) == (4, 6, 4 * 2048)
@@ -111,7 +111,7 @@ def test_a_rank_that_stays_slow_is_named_once(tmp_path: Path, capsys: pytest.Cap
     slow = replace(HALF_A_SECOND, steps=2, seconds=2.0, slowest=Slowest(rank=3, busy_s=1.0, usual_s=0.5))
     with Log(told_to(), FACTS, tmp_path, Console(quiet=True)) as log:
         for interval in (slow, slow, HALF_A_SECOND, slow, slow, slow, slow):
-            log.advance(9.0, 0.5)
+            log.advance(9.0, 0.5, 2048)
             log.step(1.5, 1e-3, interval)
     assert capsys.readouterr().err.splitlines() == [
         "warning: rank 3 is slow: busy for 0.5 s of a step, other ranks of its stage for 0.25 s; they wait for it"

@@ -64,7 +64,11 @@ def prune(run_dir: Path, keep: int, keep_every: int) -> None:
 def clear(run_dir: Path) -> None:
     """Remove what writers and removers that were killed have left behind."""
     parent = run_dir / "checkpoints"
-    for path in parent.glob(".step-*") if parent.is_dir() else ():
+    for path in sorted(parent.glob(".step-*")) if parent.is_dir() else ():
+        before = path.with_name(path.name.removeprefix(".").removesuffix(".old"))
+        if path.suffix == ".old" and not before.exists() and aside(before).exists():
+            # Killed between the two renames of `publish`.
+            os.rename(path, before)
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -79,8 +83,9 @@ def set_aside_after(run_dir: Path, step: int) -> list[Path]:
                 for number in range(1_000)
                 if not (new := path.with_name(f"set-aside-{number}-{path.name}")).exists()
             )
-            os.rename(path, new)
-            renamed.append(new)
+            with suppress(OSError):
+                os.rename(path, new)
+                renamed.append(new)
     return renamed
 
 

@@ -26,7 +26,7 @@ def find_checkpoint(path: Path) -> Path:
     if newest := checkpoints(path):
         return newest[0]
     reason = "is neither a checkpoint of trigrid, with a manifest.json, nor the folder of a run that has one"
-    raise Refused([Problem("PATH", path, reason if path.is_dir() else "there is no such folder")])
+    raise Refused([Problem("PATH", path, reason if path.exists() else "there is no such folder")])
 
 
 def job_of(path: Path, manifest: Manifest) -> Job:

@@ -32,6 +32,7 @@ from trigrid.checkpoint.manifest import (
     new_manifest,
     write_manifest,
 )
+from trigrid.checkpoint.manifest import NAME as MANIFEST
 from trigrid.checkpoint.parts import entry_name, key_of
 from trigrid.checkpoint.storage import SPARE_BYTES, write_text
 from trigrid.errors import Problem, Refused, RunFailed
@@ -136,6 +137,8 @@ def check_new(path: Path, needed_bytes: int) -> None:
     """Raise Refused where `path` is there already, or its disk has no room for `needed_bytes`."""
     if os.path.lexists(path):
         raise Refused([Problem("DST", path, "is there already; trigrid replaces nothing")])
+    if inside := next((parent for parent in path.absolute().parents if (parent / MANIFEST).exists()), None):
+        raise Refused([Problem("DST", path, f"is inside the checkpoint {inside}, which that would damage")])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

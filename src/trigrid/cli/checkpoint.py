@@ -121,8 +121,8 @@ def convert(
         if as_json:
             print_json({"direction": "import", "path": str(dst), "files": [f.name for f in files], "bytes": size})
         return
-    if max_file_gb is not None and not max_file_gb > 0:
-        raise Refused([Problem("--max-file-gb", max_file_gb, "must be above 0")])
+    if max_file_gb is not None and not 0 < max_file_gb < float("inf"):
+        raise Refused([Problem("--max-file-gb", max_file_gb, "must be a number above 0")])
     _export(src, dst, dtype, max_file_gb, tokenizer, as_json, console)
 
 

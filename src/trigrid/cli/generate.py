@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from trigrid.cli.app import Json, Quiet, app, examples, print_json
 from trigrid.cli.checkpoint import CheckpointPath, TokenizerFile
 from trigrid.errors import Problem, Refused
+from trigrid.spec.rules import LARGEST_SEED
 
 if TYPE_CHECKING:
     from trigrid.report.console import Console
@@ -54,7 +55,7 @@ def generate(
     from trigrid.models.generate import generate as run
     from trigrid.report.console import Console
 
-    _check(tokens, temperature, top_k)
+    _check(prompt, tokens, temperature, top_k, seed)
     console = Console(quiet)
     found = find_checkpoint(path)
     with console.waiting(f"verifying {found}"):
@@ -108,10 +109,14 @@ def _warn(console: Console, prompt: int, tokens: int, job: Job) -> None:
         )
 
 
-def _check(tokens: int, temperature: float, top_k: int) -> None:
+def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> None:
     problems = [] if tokens >= 1 else [Problem("--tokens", tokens, "must be at least 1", (1,))]
     if not 0 <= temperature < float("inf"):
         problems.append(Problem("--temperature", temperature, "must be a number from 0 on", (0,)))
+    if not 0 <= seed <= LARGEST_SEED:
+        problems.append(Problem("--seed", seed, f"must be from 0 to {LARGEST_SEED}", (0,)))
+    if not prompt.isprintable() and any("\ud800" <= character <= "\udfff" for character in prompt):
+        problems.append(Problem("--prompt", ascii(prompt), "is no text in this terminal's encoding"))
     if top_k < 0:
         problems.append(Problem("--top-k", top_k, "must be at least 0", (0,)))
     if problems:

@@ -52,7 +52,7 @@ def train(
     from trigrid.job import dump_job
     from trigrid.launch.place import find_place
     from trigrid.report.console import Console
-    from trigrid.report.metrics import describe
+    from trigrid.report.metrics import Summary, describe
     from trigrid.spec.rules import warnings
 
     console = Console(quiet)
@@ -94,7 +94,7 @@ def train(
     if summary is not None:
         if as_json:
             print_json(asdict(summary))
-        else:
+        elif isinstance(summary, Summary):
             print(describe(summary))
 
 

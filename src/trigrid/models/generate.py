@@ -21,6 +21,9 @@ from trigrid.models.decoder import Decoder
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
 
+COLDEST = 1e-30
+"""Below, logits divided by the temperature are beyond all numbers, and the likeliest token is all there is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -83,7 +86,7 @@ def generate(model: LanguageModel, prompt: Sequence[int], sampling: Sampling) ->
 
 
 def _choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    if sampling.temperature == 0:
+    if sampling.temperature < COLDEST:
         return int(logits_V.argmax())
     kept = logits_V.topk(min(sampling.top_k, len(logits_V)) if sampling.top_k else len(logits_V))
     # In fp64: a low temperature makes numbers that fp32 does not hold.

@@ -44,6 +44,7 @@ class Log:
         self._trackers = Trackers(job.run.trackers, start, console)
         self._losses, self._validation = read_history(run_dir, done)
         self._step_s = array("d")
+        self._tokens = 0
         self._data_wait_s = self._recorded_s = 0.0
         self._mfu_warned = False
         self._slow_in_a_row: dict[int, int] = {}
@@ -64,9 +65,10 @@ class Log:
         with self._console.waiting("trackers finish"):
             self._trackers.close(failed=error is not None)
 
-    def advance(self, loss: float, seconds: float) -> None:
-        """A step is done, with this loss and in this time."""
+    def advance(self, loss: float, seconds: float, tokens: int) -> None:
+        """A step is done, with this loss and in this time; `tokens` were trained on in all."""
         self._losses.append(loss)
+        self._tokens = tokens
         self._step_s.append(seconds)
         if self._console.on_terminal:
             tokens_per_s = self._facts.tokens_per_step / seconds
@@ -82,7 +84,7 @@ class Log:
             loss=self._losses[-1],
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
-            tokens=step * self._facts.tokens_per_step,
+            tokens=self._tokens,
             step_s=interval.seconds / interval.steps,
             data_wait_s=interval.data_wait_s / interval.steps,
             data_wait_share=interval.data_wait_s / interval.seconds,
@@ -164,7 +166,7 @@ class Log:
             last_loss=known[-1],
             validation_loss=self._validation[-1][1] if self._validation else None,
             steps=len(self._losses),
-            tokens=len(self._losses) * self._facts.tokens_per_step,
+            tokens=self._tokens,
             seconds=time.perf_counter() - self._begun_s,
             data_wait_share=self._data_wait_s / self._recorded_s,
             run_dir=str(self._run_dir),

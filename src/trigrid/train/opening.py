@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 from trigrid.checkpoint.folder import checkpoints
-from trigrid.checkpoint.manifest import JOB, NAME, Damaged, Manifest, read_manifest
+from trigrid.checkpoint.manifest import DTYPES, JOB, NAME, Damaged, Manifest, read_manifest
 from trigrid.checkpoint.reading import job_of
 from trigrid.checkpoint.restore import mismatches
 from trigrid.data.loading import loaders, tell_data
 from trigrid.data.prepare import Prepared, prepare, save
+from trigrid.engine.zero import TORCH_DTYPE
 from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.job import dump_job
 from trigrid.report.console import Console
 from trigrid.report.events import read_events
 from trigrid.spec.job import Batch, Job, Optimizer
+from trigrid.spec.precision import PRECISIONS
 from trigrid.train.failure import replace
 
 LATEST = "latest"
@@ -39,7 +46,7 @@ def open_run(job: Job, name: str, resume: str | None, console: Console) -> Opene
     Raises Refused where there is nothing to go on from, "latest" apart, which then begins anew, and where what there is
     does not fit the job; nothing is written then.
     """
-    run_dir, candidates = _find(job, name, resume, console) if resume else (None, ())
+    run_dir, candidates = _find(job, name, resume, console) if resume is not None else (None, ())
     with console.progress() as progress:
         data = prepare(job.data, job.model.vocab, progress)
     # Before there is a run, and long before there is an engine.
@@ -51,8 +58,12 @@ def open_run(job: Job, name: str, resume: str | None, console: Console) -> Opene
         except Damaged:
             continue
     opened = Opened(run_dir or _new_run_dir(job, name), candidates)
-    replace(opened.run_dir / JOB, dump_job(job))
-    save(data, opened.run_dir / "data.json")
+    try:
+        replace(opened.run_dir / JOB, dump_job(job))
+        save(data, opened.run_dir / "data.json")
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror}"
+        raise Refused([Problem("run.out" if run_dir is None else "--resume", opened.run_dir, reason)]) from None
     tell_data(job, data, console)
     return opened
 
@@ -76,12 +87,16 @@ def launched_by(job: Job, name: str, launcher: str) -> Path | None:
 
 def _runs(job: Job, name: str) -> list[Path]:
     """Runs of this job, newest first."""
-    return sorted((path for path in Path(job.run.out).glob(f"{name}-*") if path.is_dir()), reverse=True)
+    out, stamped = Path(job.run.out), re.compile(rf"{re.escape(name)}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
+    found = [
+        (match, path) for path in (out.iterdir() if out.is_dir() else ()) if (match := stamped.fullmatch(path.name))
+    ]
+    return [path for match, path in sorted(found, key=lambda f: (f[0][1], int(f[0][2] or 0)), reverse=True)]
 
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether `path` is one, or was meant to be: a damaged one is told as such, not as a folder that is none."""
-    return (path / NAME).exists() or ((path / JOB).exists() and not (path / "checkpoints").exists())
+    return (path / NAME).exists() or ((path / JOB).exists() and not (path / "data.json").exists())
 
 
 def _find(job: Job, name: str, resume: str, console: Console) -> tuple[Path | None, tuple[Path, ...]]:
@@ -90,8 +105,11 @@ def _find(job: Job, name: str, resume: str, console: Console) -> tuple[Path | No
         for run_dir in _runs(job, name):
             if there := checkpoints(run_dir):
                 return run_dir, tuple(there)
+            console.say(f"{run_dir} has no checkpoint")
         console.say(f"no run of {name} in {job.run.out} has a checkpoint: a new one begins")
         return None, ()
+    if not resume:
+        raise Refused([Problem("--resume", '""', "is empty", (LATEST,))])
     path = Path(resume)
     if _is_checkpoint(path):
         run_dir = path.resolve().parent.parent
@@ -102,6 +120,8 @@ def _find(job: Job, name: str, resume: str, console: Console) -> tuple[Path | No
     reason = "is neither a checkpoint nor the folder of a run that has one"
     if not path.exists():
         reason = "there is no such folder"
+    elif (path / "data.json").exists():
+        reason = "is a run that has no checkpoint yet"
     near = [str(run_dir) for run_dir in _runs(job, name) if checkpoints(run_dir)][:3]
     raise Refused([Problem("--resume", resume, reason, tuple(near))])
 
@@ -133,6 +153,11 @@ def check_same(job: Job, data: Prepared, path: Path, manifest: Manifest) -> list
     if not manifest.trained:
         return []
     saved = job_of(path, manifest)
+    wanted = TORCH_DTYPE[PRECISIONS[job.run.precision].master]
+    formats = {DTYPES[stored.dtype] for _, kind, _, stored in manifest.stored() if kind == "mean"}
+    if formats != {wanted}:
+        reason = f"keeps moments in {wanted}, and {path} has them in {', '.join(map(str, formats))}"
+        raise Refused([Problem("run.precision", job.run.precision, reason, (saved.run.precision,))])
     problems = [
         Problem(key, now, f"was {then} in {path}, which decides {what}", (then,))
         for key, now, then, what in (
@@ -149,6 +174,22 @@ def check_same(job: Job, data: Prepared, path: Path, manifest: Manifest) -> list
     if problems:
         raise Refused(problems)
     return list(_changes(saved, job))
+
+
+def lock(run_dir: Path) -> IO[str]:
+    """Hold the run against other processes for as long as the file that is returned is open. Raises Refused where it is
+    being trained."""
+    file = (run_dir / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            # A file system without locks.
+            return open(os.devnull)
+        reason = "is being trained by another process"
+        raise Refused([Problem("--resume", run_dir, reason)]) from None
+    return file
 
 
 def check_shared(run_dir: Path, rank: int) -> None:

@@ -41,7 +41,11 @@ def read_reports(run_dir: Path, world: int, since_s: float) -> dict[int, Report]
     """Reports of the ranks of this world that were written after that Unix time: others are of another attempt."""
     reports = {}
     for path in (run_dir / STALLS).glob("rank-*.json"):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            # Taken back just now by a rank that goes on.
+            continue
         if waiting := values["waiting"]:
             kind, axis, ranks = waiting
             values["waiting"] = Waiting(kind, axis, tuple(ranks))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -32,15 +34,24 @@ from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
 from trigrid.train.machine import matmul_flops_per_s
-from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, open_run
+from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, lock, open_run
 from trigrid.train.processes import choose_device, join, start_limit, torch_timeout
 from trigrid.train.training import Training
 from trigrid.train.watchdog import Watchdog
 
 
-def run_rank(job: Job, name: str, place: Place | None, resume: str | None, console: Console) -> Summary | None:
-    """Everything one rank does; returns the summary of a run that came to its end on rank 0, the only one to speak on
-    its `console`. `place` is None for a job of one process; `resume` as in `open_run`."""
+@dataclass(frozen=True)
+class Ended:
+    """A run without a summary: it had all its steps before, or was told to stop."""
+
+    state: Literal["complete", "preempted"]
+    steps: int
+    run_dir: str
+
+
+def run_rank(job: Job, name: str, place: Place | None, resume: str | None, console: Console) -> Summary | Ended | None:
+    """Everything one rank does; returns how the run ended on rank 0, the only one to speak on its `console`, and None
+    on others. `place` is None for a job of one process; `resume` as in `open_run`."""
     place = place or Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
     first = place.rank == 0
     console = console if first else Console(quiet=True)
@@ -49,6 +60,9 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     stopping.grant(job.faults.grace_s)
     # Before joining: a collective that waited for the data to be prepared could run into its time limit.
     mine = _open(job, name, resume, console) if first else None
+    held = lock(mine.run_dir) if mine else None
+    if mine:
+        clear(mine.run_dir)
     with start_limit(place, job.faults):
         if place.world > 1:
             with console.waiting(f"joining {place.world} ranks"):
@@ -68,12 +82,13 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     watchdog.phase("checkpoint")
     state, source = _restore(job, engine, data, opened, group, console)
     watchdog.phase("start")
-    summary = None
+    summary: Summary | Ended | None = None
     events = EventLog(run_dir) if first else None
     if state.step >= job.run.steps:
         console.say(f"the run has all of its {job.run.steps} steps: nothing is left to do")
         if events:
             events.write("end", step=state.step)
+            summary = Ended("complete", state.step, str(run_dir))
     else:
         facts = _facts(job, engine, data)
         if events:
@@ -81,9 +96,12 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
             events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
         with Log(job, facts, run_dir, console, state.step) if first else nullcontext() as log:
             training = Training(job, engine, *loaders(job, data), state, run_dir, group, watchdog, log, events)
-            if training.run() and log:
-                summary = log.end()
+            finished = training.run()
+            if log:
+                summary = log.end() if finished else Ended("preempted", training.step, str(run_dir))
     watchdog.stop()
+    if held:
+        held.close()
     if place.world > 1:
         dist.destroy_process_group()
     return summary
@@ -102,7 +120,6 @@ def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
         opened = again(own, resume, True) if own else open_run(job, name, resume, console)
         EventLog(opened.run_dir).write("launch", world=job.parallel.world, restart=restarts, launcher=launcher)
         stopping.unmark(opened.run_dir)
-    clear(opened.run_dir)
     return opened
 
 

@@ -58,7 +58,14 @@ class Training:
         self._watchdog, self._log, self._events = watchdog, log, events
         self._saver = Saver(engine, run_dir, group)
         self._meter = Meter(engine.comm, engine.device)
-        self._saved = state.step if state.step else -1
+        # What has been saved in this run: a checkpoint of another one is no place to go back to.
+        self._saved = state.step if path_of(run_dir, state.step).exists() else -1
+        self._unsaved: str | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return self._state.step
 
     def run(self) -> bool:
         """Train to the last step; whether it came to that, and was not told to stop."""
@@ -90,6 +97,8 @@ class Training:
             self._preempted()
             return False
         self._note("end", step=self._state.step)
+        if self._unsaved is not None:
+            raise RunFailed(f"all steps are done, and their weights are not kept: {self._unsaved}")
         return True
 
     def _settle(self) -> None:
@@ -129,7 +138,7 @@ class Training:
         if job.run.check_copies:
             self._check_copies(rate, start)
         if log:
-            log.advance(result.loss, step_s)
+            log.advance(result.loss, step_s, self._tokens)
         if last or number % job.run.log_every == 0:
             interval = self._meter.read()
             if log:
@@ -180,7 +189,7 @@ class Training:
         ):
             self._note("spike", step=number, loss=result.loss, action="rewind", consumed=start)
             # The batch before has made the weights that this loss is of.
-            before = start - self._job.batch.global_batch
+            before = self._state.consumed - self._job.batch.global_batch
             what = f"step {number}: the loss of {result.loss:.4f} is a spike"
             self._rewind(what, (max(0, before), batch[1]), number - 2)
             return True
@@ -199,6 +208,8 @@ class Training:
             raise RunFailed(f"{what}; there is no sound checkpoint to go back to{told}")
         loaded = load(self._engine, found, self._group)
         self._saved = loaded.step
+        for fault in wrong if self._log else ():
+            self._log.warn(fault)  # type: ignore[union-attr]
         self._state = replace(loaded, skipped=merged(state.skipped, bad), rewinds=state.rewinds + 1)
         self._note("rewind", from_step=state.step + 1, to_step=loaded.step, skipped=list(bad))
         if self._log:
@@ -216,6 +227,7 @@ class Training:
 
     def _tell(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            self._unsaved = outcome.error
             if outcome.error is None:
                 seconds, blocked_s = outcome.seconds, outcome.blocked_s
                 self._note("checkpoint", step=outcome.step, seconds=seconds, blocked_s=blocked_s, bytes=outcome.bytes)
@@ -240,6 +252,12 @@ class Training:
             self._log.warn(f"told to stop by {signal} after step {step}; {way_on}")
         stopping.answer()
         self._note("preempted", step=step, signal=signal, checkpoint=str(there) if there else None)
+
+    @property
+    def _tokens(self) -> int:
+        """That the run has trained on so far."""
+        skipped = sum(min(stop, self._state.consumed) - start for start, stop in self._state.skipped)
+        return (self._state.consumed - skipped) * self._job.batch.sequence
 
     def _told(self) -> str | None:
         """The signal that told any rank to stop, the same on all; the first one need not be among them."""
