@@ -135,7 +135,7 @@ def test_mistakes_are_refused_before_anything_is_made(theirs: Path, tmp_path: Pa
         (("convert", one, there), "DST = .*there: is there already"),
         (("reshard", one, there), "DST = .*there: is there already"),
         (("convert", theirs, tmp_path / "new", "--dtype", "fp32"), "--dtype = fp32: is for an export"),
-        (("convert", one, tmp_path / "new", "--max-file-gb", -1), "--max-file-gb = -1.0: must be above 0"),
+        (("convert", one, tmp_path / "new", "--max-file-gb", -1), "--max-file-gb = -1.0: must be a number above 0"),
         (("reshard", one, tmp_path / "new", "--tp", 3), "tp"),
     ):
         with pytest.raises(Refused, match=message):

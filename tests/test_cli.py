@@ -17,7 +17,7 @@ TINY = Path(__file__).parents[1] / "examples" / "tiny-3d.toml"
 HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
 COMMANDS = (
     *("train", "parity", "prove", "init", "schema", "data prepare", "data inspect"),
-    *("plan", "simulate", "report", "models", "gpus", "validate"),
+    *("plan", "simulate", "report", "models", "gpus", "validate", "calibrate"),
     *("checkpoint inspect", "checkpoint verify", "checkpoint convert", "checkpoint reshard", "generate"),
 )
 LIGHT = (

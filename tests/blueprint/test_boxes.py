@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trigrid.blueprint import decoder
-from trigrid.blueprint.boxes import boxes, pieces, replica_share, row_major
+from trigrid.blueprint.boxes import boxes, replica_share, row_major, written
 from trigrid.blueprint.buckets import job_buckets
 from trigrid.grid import Grid
 
@@ -55,21 +55,16 @@ def test_ranks_write_every_element_once(
     layout = named("", tp=tp, pp=pp, dp=shards * replicas, dp_replicate=replicas, zero=1, bucket_numel=bucket_numel)
     job = small_job(layout, tied=tied, hidden=8, head_dim=2, ffn=8, vocab=13)
     grid = Grid(layout)
-    written: dict[str, Counter[tuple[int, ...]]] = {}
+    found: dict[str, Counter[tuple[int, ...]]] = {}
     for rank in range(layout.world):
         at = grid.coord(rank)
         shard, replica = grid.group("zero", rank).index(rank), grid.group("replicate", rank).index(rank)
         for bucket in job_buckets(job, at.pp, at.tp)[0].values():
-            if bucket.tied and at.pp:
-                continue
-            start = shard * bucket.shard_numel
-            for piece in pieces(
-                bucket, *replica_share(start, start + bucket.shard_numel, replica, replicas), owned=True
-            ):
+            for piece in written(bucket, at.pp, shard, replica, replicas):
                 spans = (range(at, at + size) for at, size in zip(piece.offsets, piece.sizes, strict=True))
-                written.setdefault(piece.parameter.name, Counter()).update(product(*spans))
+                found.setdefault(piece.parameter.name, Counter()).update(product(*spans))
     parameters = decoder(job.model).parameters
-    assert written.keys() == parameters.keys()
-    for name, counts in written.items():
+    assert found.keys() == parameters.keys()
+    for name, counts in found.items():
         assert set(counts.values()) == {1}, name
         assert len(counts) == parameters[name].numel, name

@@ -61,7 +61,7 @@ def test_the_share_of_time_that_is_productive() -> None:
     """At Llama 3's rate of stops: with 128 GPUs one in 16 days, so a checkpoint every 39 minutes."""
     (line,) = [line for line in plan_text(planned()).splitlines() if line.startswith("  goodput")]
     assert line.startswith("  goodput     99.8%, at one unexpected stop in 16d11h (Llama 3's rate)")
-    assert line.endswith("a checkpoint every 39m48s")
+    assert line.endswith("a checkpoint every 39m46s")
 
 
 def test_the_short_form_has_two_lines() -> None:

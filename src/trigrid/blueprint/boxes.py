@@ -44,6 +44,15 @@ def pieces(bucket: BucketLayout, start: int, stop: int, owned: bool = False) -> 
             yield from _of_entry(entry, first - entry.offset, last - entry.offset)
 
 
+def written(bucket: BucketLayout, pp_rank: int, shard: int, replica: int, replicas: int) -> Iterator[Piece]:
+    """What one of the `replicas` of shard number `shard` writes of `bucket`: over all ranks, each element once."""
+    # Of a tied weight, which the first and the last stage have, the first writes.
+    if bucket.tied and pp_rank > 0:
+        return
+    start = shard * bucket.shard_numel
+    yield from pieces(bucket, *replica_share(start, start + bucket.shard_numel, replica, replicas), owned=True)
+
+
 def replica_share(start: int, stop: int, replica: int, replicas: int) -> tuple[int, int]:
     """The part of start..stop that replica number `replica` writes for all `replicas` that hold it."""
     length = stop - start

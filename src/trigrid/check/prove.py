@@ -8,8 +8,8 @@ backend) and the tensors (FakeTensorMode) differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -19,24 +19,38 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.check.census import Census
-from trigrid.engine.comm import Comm
+from trigrid.check.dry import DryComm, attach, label_state
+from trigrid.check.operations import KINDS, Operations, step_flops
+from trigrid.check.roles import Role, places
+from trigrid.check.tracing import (
+    ACTIVATIONS,
+    INPUTS,
+    LOGITS,
+    MESSAGES,
+    QUEUE,
+    TRANSIENT,
+    Holding,
+    Sample,
+    Tracer,
+)
 from trigrid.engine.runtime import Engine
-from trigrid.errors import Problem, Refused
 from trigrid.grid import grid_of
 from trigrid.ledger import STATE
 from trigrid.models.build import build_engine
+from trigrid.plan.memory import StageUse
+from trigrid.plan.plan import Plan, make_plan
+from trigrid.plan.software import Software, engine_software
 from trigrid.plan.state import rank_state
 from trigrid.plan.traffic import step_traffic
-from trigrid.report.console import table
 from trigrid.report.host import peak_resident_bytes
 from trigrid.spec.job import Job
 
-
-class DryComm(Comm):
-    """Values read on the host do not exist in a dry run; zeros stand for a finite gradient that is not clipped."""
-
-    def read(self, tensor: Tensor) -> list[float]:
-        return [0.0] * tensor.numel()
+NEAR = 0.03
+"""Law 2: how far the predicted peak may be from the traced one."""
+SCALARS_BYTES = 1024
+"""What may outlive a step: its loss, flags."""
+SMALL = 0.001
+"""Of the peak: a category that is off by less than this is not marked."""
 
 
 @dataclass(frozen=True)
@@ -47,84 +61,123 @@ class Line:
     predicted: int
     traced: int
 
+    @property
+    def equal(self) -> bool:
+        return self.predicted == self.traced
+
+    @property
+    def off(self) -> float:
+        """How far the prediction is from the trace, as a share of the larger of the two; above what was traced it is
+        positive."""
+        return (self.predicted - self.traced) / max(self.predicted, self.traced, 1)
+
+    @property
+    def near(self) -> bool:
+        return abs(self.predicted - self.traced) <= NEAR * self.traced
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of a step when most is allocated.
+
+    action, unit: in which it is; planned: the planner's name of its moment; memory: bytes by category as the planner
+    has them; parts: traced bytes of the transients by kind; holdings: the largest groups of storages alike; by_action:
+    (stage, microbatch) whose activations are held.
+    """
+
+    action: str
+    unit: str
+    planned: str
+    memory: tuple[Line, ...]
+    total: Line
+    parts: Mapping[str, int]
+    holdings: tuple[Holding, ...]
+
 
 @dataclass(frozen=True)
 class Proof:
-    """What one rank's second step did. state: bytes between steps by category; calls and payload: by axis and kind.
+    """What one rank's second step did. state: bytes between steps by category; calls and payload: by axis and kind;
+    flops: of the step by kind, from its first microbatches.
 
-    peak_state: largest bytes of each category while a unit ran; survivors: units whose weights outlived being given up.
+    alike: pipeline ranks that it stands for. peak_state: largest bytes of each category of state while a unit ran;
+    survivors: units whose weights outlived being given up; left_over: bytes by category that outlived the step and are
+    neither state nor inputs; samples: memory of each action.
     """
 
     rank: int
     role: str
     world: int
+    pp: int
+    alike: str
     state: tuple[Line, ...]
     calls: tuple[Line, ...]
     payload: tuple[Line, ...]
+    flops: tuple[Line, ...]
+    peak: Peak
     peak_state: Mapping[str, int]
     survivors: tuple[str, ...]
+    left_over: Mapping[str, int]
+    samples: tuple[Sample, ...]
     cpu_s: float
     host_bytes: int
 
     @property
     def holds(self) -> bool:
-        equal = all(line.predicted == line.traced for line in (*self.state, *self.calls, *self.payload))
-        return equal and not self.survivors
-
-    def __str__(self) -> str:
-        state = [
-            [line.name, *map(_size, (line.predicted, line.traced, self.peak_state.get(line.name, 0))), _mark(line)]
-            for line in self.state
-        ]
-        total = [sum(getattr(line, side) for line in self.state) for side in ("predicted", "traced")]
-        state.append(["total", *map(_size, total), "", ""])
-        traffic = [
-            [
-                calls.name,
-                f"{calls.predicted:,}",
-                f"{calls.traced:,}",
-                _size(payload.predicted),
-                _size(payload.traced),
-                _mark(calls) or _mark(payload),
-            ]
-            for calls, payload in zip(self.calls, self.payload, strict=True)
-        ]
-        kept = f"\nstill alive after being given up: {', '.join(self.survivors)}" if self.survivors else ""
-        return (
-            f"rank {self.rank} of {self.world}: {self.role}\n\n"
-            f"{table(['state', 'predicted', 'traced', 'peak in step', ''], state)}\n\n"
-            f"{table(['traffic of a step', 'calls', 'traced', 'payload', 'traced', ''], traffic)}{kept}\n\n"
-            f"{'predicted = traced' if self.holds else 'predicted and traced DIFFER'}"
-            f" ({self.cpu_s:.1f} CPU-s, {_size(self.host_bytes)} of this host)"
-        )
+        """Whether state, communication and operations are what was predicted, and what was given up died. The peak's
+        distance is shown and does not count yet."""
+        equal = all(line.equal for line in (*self.state, *self.calls, *self.payload, *self.flops))
+        return equal and not self.survivors and not self.left_over
 
 
-def prove(job: Job, rank: int | None = None) -> Proof:
-    """Run two steps of `rank` of `job` (by default one in the middle of the pipeline) and count the second."""
-    assert not dist.is_initialized(), "a dry run needs a process of its own"
+def prove(job: Job, roles: Sequence[Role], say: Callable[[str], None] = lambda _: None) -> list[Proof]:
+    """Run two steps of the rank of each of `roles`, one after the other, and count the second."""
+    planned = make_plan(job, program_software(job))
+    proofs = []
+    for role in roles:
+        say(f"rank {role.rank:,} of {job.parallel.world:,}: two steps, of which the second counts")
+        proofs.append(prove_rank(job, role, planned))
+    return proofs
+
+
+def program_software(job: Job) -> Software:
+    """The engine as a dry run has it: on the CPU a norm is written out, which is one kernel on CUDA."""
+    software = engine_software(job)
+    if job.parallel.schedule == "auto" or job.model.block != "llama":
+        # A schedule is made from times, which must be those that the job's own is made from.
+        return software
+    return replace(software, kernels=replace(software.kernels, fused_norm=False))
+
+
+def prove_rank(job: Job, role: Role, planned: Plan) -> Proof:
+    """The proof of one rank; planned: the plan of `job`."""
+    assert not dist.is_initialized(), "a dry run needs a process group of its own"
     grid = grid_of(job)
-    if rank is not None and not 0 <= rank < grid.world:
-        legal = (min(max(rank, 0), grid.world - 1),)
-        raise Refused([Problem("--rank", rank, f"must be from 0 to {grid.world - 1}", legal)])
-    if rank is None:
-        rank = grid.rank(grid.coord(0)._replace(pp=job.parallel.pp // 2))
     begun = time.process_time()
-    dist.init_process_group("fake", rank=rank, world_size=grid.world, store=FakeStore())
+    tracer = Tracer()
+    dist.init_process_group("fake", rank=role.rank, world_size=grid.world, store=FakeStore())
     try:
-        with FakeTensorMode():
-            comm = DryComm(grid, rank)
+        with FakeTensorMode(), tracer:
+            comm = DryComm(grid, role.rank, tracer)
             engine = build_engine(job, comm, torch.device("cpu"), _empty)
             census = Census(engine)
+            attach(tracer, engine)
             shape = (job.batch.microbatches(job.parallel), job.batch.micro_batch, job.batch.sequence)
             tokens = torch.zeros(shape, dtype=torch.int64)
             numbers = tokens if job.data.document_attention else None
-            # The first step only brings what is made lazily, such as the optimizer's moments: one microbatch is enough,
-            # but for a schedule of a file, which has a number of its own.
+            # The first step brings what is made lazily, and is counted in operations, apart from memory: one microbatch
+            # is like the others, but a schedule of a file has a number of its own.
             few = len(tokens) if job.parallel.schedule_file else 1
-            engine.step(tokens[:few], tokens[:few], job.optimizer.lr, numbers[:few] if numbers is not None else None, 0)
+            operations = Operations([*engine.buckets.values()], lambda: comm.activity.action)
+            with operations:
+                rows = tokens[:few]
+                engine.step(rows, rows, job.optimizer.lr, numbers[:few] if numbers is not None else None, 0)
             comm.traffic.clear()
+            label_state(tracer, engine)
+            tracer.restart()
             engine.step(tokens, tokens, job.optimizer.lr, numbers, 0)
-            return _proof(job, engine, census, time.process_time() - begun)
+            tracer.finish()
+            counted = {kind: n * len(tokens) // few for kind, n in operations.flops.items()}
+            return _proof(job, role, engine, census, tracer, planned, counted, time.process_time() - begun)
     finally:
         dist.destroy_process_group()
 
@@ -133,33 +186,75 @@ def _empty(local: LocalParameter) -> Tensor:
     return torch.empty(local.shape)
 
 
-def _proof(job: Job, engine: Engine, census: Census, cpu_s: float) -> Proof:
-    comm = engine.comm
+def _proof(
+    job: Job,
+    role: Role,
+    engine: Engine,
+    census: Census,
+    tracer: Tracer,
+    planned: Plan,
+    counted: Mapping[str, int],
+    cpu_s: float,
+) -> Proof:
+    comm, at = engine.comm, engine.comm.coord
     wanted, held = rank_state(job, comm.rank), engine.live_bytes()
-    planned = step_traffic(job, comm.rank)
+    moved = step_traffic(job, comm.rank)
     traced = {(t.axis, t.kind): (n, comm.traffic.payload_bytes[t]) for t, n in comm.traffic.calls.items()}
-    keys = sorted(planned.keys() | traced.keys())
+    keys = sorted(moved.keys() | traced.keys())
+    flops = step_flops(job, at.pp, at.tp)
     units = [unit.name for stage in engine.stages.values() for unit in stage.units]
-    at = comm.coord
+    state = tuple(Line(name, wanted[name], held[name]) for name in STATE)
     return Proof(
         rank=comm.rank,
         role=f"dp {at.dp}, stage {at.pp} ({units[0]} … {units[-1]}), tp {at.tp}",
         world=comm.grid.world,
-        state=tuple(Line(name, wanted[name], held[name]) for name in STATE),
-        calls=tuple(Line(" ".join(k), planned.get(k, (0, 0))[0], traced.get(k, (0, 0))[0]) for k in keys),
-        payload=tuple(Line(" ".join(k), planned.get(k, (0, 0))[1], traced.get(k, (0, 0))[1]) for k in keys),
+        pp=at.pp,
+        alike=places(role.alike),
+        state=state,
+        calls=tuple(Line(" ".join(k), moved.get(k, (0, 0))[0], traced.get(k, (0, 0))[0]) for k in keys),
+        payload=tuple(Line(" ".join(k), moved.get(k, (0, 0))[1], traced.get(k, (0, 0))[1]) for k in keys),
+        flops=tuple(
+            Line(kind, flops.get(kind, 0), counted.get(kind, 0)) for kind in KINDS if kind in flops or kind in counted
+        ),
+        peak=peak_of(state, planned.stages[at.pp].memory.use, tracer),
         peak_state=census.peak,
         survivors=tuple(sorted(census.survivors)),
+        left_over=_left_over(tracer.samples[-1]),
+        samples=tuple(tracer.samples),
         cpu_s=cpu_s,
         host_bytes=peak_resident_bytes(),
     )
 
 
-def _size(n: int) -> str:
-    """Bytes in the largest unit that leaves at least one before the point."""
-    power, unit = next((p, u) for p, u in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if n >= 2**p or not p)
-    return f"{n / 2**power:,.3f} {unit}" if power else f"{n} B"
+def _left_over(last: Sample) -> dict[str, int]:
+    return {name: n for name, n in last.left.bytes.items() if name not in (*STATE, INPUTS) and n > SCALARS_BYTES}
 
 
-def _mark(line: Line) -> str:
-    return "" if line.predicted == line.traced else "DIFFERS"
+def peak_of(state: Sequence[Line], use: StageUse, tracer: Tracer) -> Peak:
+    """The step's fullest moment beside what the planner says of the stage.
+
+    Where the planner's moment is a block's backward, what head and loss would hold is not there; it is in its place.
+    """
+    fullest = max(tracer.samples, key=lambda sample: sample.peak.total_bytes)
+    there = fullest.peak
+    logits = use.logits if use.moment == "loss" else 0.0
+    pairs = (
+        ("activations", use.activations, there[ACTIVATIONS] + there[QUEUE]),
+        ("logits", logits, there[LOGITS]),
+        ("messages", use.buffers, there[MESSAGES]),
+        ("transients", use.transients + use.logits - logits, sum(there[name] for name in TRANSIENT)),
+        ("inputs", 0.0, there[INPUTS]),
+    )
+    memory = (
+        *(Line(line.name, line.predicted, there[line.name]) for line in state),
+        *(Line(name, round(predicted), traced) for name, predicted, traced in pairs),
+    )
+    return Peak(
+        action=str(fullest.action),
+        unit=fullest.unit,
+        planned=use.moment,
+        memory=memory,
+        total=Line("peak", sum(line.predicted for line in memory), there.total_bytes),
+        parts={name: there[name] for name in TRANSIENT if there[name]},
+        holdings=tracer.holdings[:24],
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trigrid.blueprint.boxes import pieces, replica_share
+from trigrid.blueprint.boxes import Piece, pieces, written
 from trigrid.checkpoint.manifest import Kind
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import Bucket
@@ -44,15 +44,13 @@ def entry_name(key: str, offsets: Sequence[int]) -> str:
 def parts_written(engine: Engine) -> list[Part]:
     """What this rank writes: over all ranks, each element of each tensor once, shared evenly among its
     holders."""
-    comm = engine.comm
-    replica = comm.group("replicate")
-    found: list[Part] = []
-    for name, bucket in engine.buckets.items():
-        # Of a tied weight, which the first and the last stage have, the first writes.
-        if not (bucket.layout.tied and comm.coord.pp > 0):
-            start, stop = replica_share(*bucket.shard, replica.index, replica.size)
-            found += _parts(engine, name, bucket, start, stop, owned=True)
-    return found
+    shard, replica, pp = engine.comm.group("zero"), engine.comm.group("replicate"), engine.comm.coord.pp
+    return [
+        part
+        for name, bucket in engine.buckets.items()
+        for piece in written(bucket.layout, pp, shard.index, replica.index, replica.size)
+        for part in _parts(engine, name, bucket, piece)
+    ]
 
 
 def parts_held(engine: Engine) -> list[Part]:
@@ -60,19 +58,19 @@ def parts_held(engine: Engine) -> list[Part]:
     return [
         part
         for name, bucket in engine.buckets.items()
-        for part in _parts(engine, name, bucket, *bucket.held, owned=False)
+        for piece in pieces(bucket.layout, *bucket.held)
+        for part in _parts(engine, name, bucket, piece)
     ]
 
 
-def _parts(engine: Engine, name: str, bucket: Bucket, start: int, stop: int, owned: bool) -> Iterator[Part]:
+def _parts(engine: Engine, name: str, bucket: Bucket, piece: Piece) -> Iterator[Part]:
     flat: dict[Kind, Tensor] = {"weight": bucket.master}
     if not bucket.frozen:
         flat["mean"], flat["square"] = engine.optimizer.moments[name]
-    for piece in pieces(bucket.layout, start, stop, owned):
-        for kind, values in flat.items():
-            at = values.storage_offset() + piece.start - bucket.held[0]
-            view = values.as_strided(piece.sizes, piece.strides, at)
-            yield Part(piece.parameter.name, kind, piece.parameter.shape, piece.offsets, view)
+    for kind, values in flat.items():
+        at = values.storage_offset() + piece.start - bucket.held[0]
+        view = values.as_strided(piece.sizes, piece.strides, at)
+        yield Part(piece.parameter.name, kind, piece.parameter.shape, piece.offsets, view)
 
 
 def snapshot(parts: list[Part], before: list[Part] | None) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trigrid.blueprint.boxes import pieces, replica_share
+from trigrid.blueprint.boxes import written
 from trigrid.blueprint.buckets import BucketLayout, job_buckets
 from trigrid.checkpoint.manifest import read_job
 from trigrid.checkpoint.reading import BoxReader
@@ -46,18 +46,15 @@ def reshard(
 
 
 def _planned(buckets: dict[str, BucketLayout], grid: Grid, rank: int, reader: BoxReader) -> list[Planned]:
-    """What `rank` writes: `parts.parts_written` without an engine."""
+    """What `rank` writes."""
     shard, replicas = grid.group("zero", rank).index(rank), grid.group("replicate", rank)
-    found: list[Planned] = []
-    for bucket in buckets.values():
-        if bucket.tied and grid.coord(rank).pp > 0:
-            continue
-        start = shard * bucket.shard_numel
-        share = replica_share(start, start + bucket.shard_numel, replicas.index(rank), len(replicas))
-        for piece in pieces(bucket, *share, owned=True):
-            name = piece.parameter.name
-            found += [Planned(name, kind, piece.offsets, piece.sizes) for kind in reader.manifest.tensors[name].kinds]
-    return found
+    kinds = {name: tuple(parameter.kinds) for name, parameter in reader.manifest.tensors.items()}
+    return [
+        Planned(piece.parameter.name, kind, piece.offsets, piece.sizes)
+        for bucket in buckets.values()
+        for piece in written(bucket, grid.coord(rank).pp, shard, replicas.index(rank), len(replicas))
+        for kind in kinds[piece.parameter.name]
+    ]
 
 
 def _check_layout_alone(before: Job, job: Job) -> None:

@@ -10,12 +10,13 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import cyclopts
 
 # Each module adds its commands to the application.
-from trigrid.cli import check, checkpoint, data, generate, job, plan, report, simulate, train  # noqa: F401
+from trigrid.cli import calibrate, check, checkpoint, data, generate, job, plan, report, simulate, train  # noqa: F401
 from trigrid.cli.app import app
 from trigrid.errors import RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE, find_place
@@ -66,7 +67,11 @@ def _tell(error: Exception, text: str) -> None:
         return
     from trigrid.train.failure import record
 
-    record(Path(run_dir), int(os.environ["RANK"]), error)
+    with suppress(OSError):
+        record(Path(run_dir), int(os.environ["RANK"]), error)
+        return
+    # Its disk takes nothing more: the log of the rank may be elsewhere.
+    print(text, file=sys.stderr)
 
 
 def _leave(code: int) -> None:

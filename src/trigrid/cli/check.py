@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from trigrid.cli.app import JobFile, Json, Overrides, Quiet, app, examples, print_json, trainable
+
+if TYPE_CHECKING:
+    from trigrid.report.console import Console
+    from trigrid.spec.job import Job
 
 
 @app.command(
@@ -68,32 +73,93 @@ def parity(
 @app.command(
     help_epilogue=examples(
         "trigrid prove examples/llama3-405b.toml",
-        "trigrid prove examples/llama3-405b.toml --zero 3 --rank 0",
+        "trigrid prove examples/llama3-405b.toml --zero 3 --ranks 0,777",
+        "trigrid prove llama3-8b --gpus 64 --tp 4 --pp 2 --snapshot memory.json",
     )
 )
 def prove(
-    job: JobFile,
-    *overrides: Overrides,
-    rank: Annotated[
-        int | None, Parameter(help="The rank to run; by default one in the middle of the pipeline.")
+    *arguments: Overrides,
+    gpus: Annotated[int | None, Parameter(help="GPUs to use at most, where a model is named.")] = None,
+    ranks: Annotated[
+        str, Parameter(help="Ranks to run, comma-separated; by default one for each kind of pipeline rank.")
+    ] = "",
+    snapshot: Annotated[
+        Path | None, Parameter(help="Write memory over the step here, for Perfetto or chrome://tracing.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the real training program of one rank of a job of any size, without GPUs and without its peers.
+    """Run the real training program of ranks of a job of any size, without GPUs and without their peers.
 
-    State and communication are counted from the program itself and laid beside the prediction; exits with 1 where
-    they differ.
+    ARGUMENTS are those of `trigrid plan`: a job file or a model, and flags that give values of a job. State, memory at
+    the peak, communication and operations are counted in the program itself and laid beside the prediction; exits with
+    1 where state, communication or operations differ.
     """
     from trigrid.check.prove import prove as run
+    from trigrid.check.prove_text import proofs_json, proofs_text
+    from trigrid.check.roles import chosen, roles
     from trigrid.report.console import Console
 
-    resolved = trainable(job, overrides)
-    Console(quiet).say(f"running one rank of {resolved.parallel.world:,}: two steps, of which the second counts")
-    proof = run(resolved, rank)
+    console = Console(quiet)
+    job = _job(arguments, gpus, console)
+    shown = chosen(job, _numbers(ranks)) if ranks else roles(job)
+    with console.waiting("running the program"):
+        proofs = run(job, shown, console.say)
+    if snapshot:
+        from trigrid.check.snapshot import write_snapshot
+
+        write_snapshot(job, proofs, snapshot)
+        console.say(f"{snapshot} is written; open it in https://ui.perfetto.dev")
     if as_json:
-        print_json(asdict(proof))
+        print_json(proofs_json(proofs))
     else:
-        print(proof)
-    if not proof.holds:
+        print(proofs_text(proofs))
+    if not all(proof.holds for proof in proofs):
         sys.exit(1)
+
+
+def _job(arguments: Sequence[str], gpus: int | None, console: Console) -> Job:
+    """The job that is asked for, if the engine can run it; what is left open of a model's layout is searched."""
+    from trigrid.errors import Problem, Refused
+    from trigrid.job.ask import ask
+    from trigrid.plan.auto import auto_job, named_job
+    from trigrid.plan.scheduled import check_schedule
+    from trigrid.plan.search import search_layouts
+    from trigrid.spec.rules import check_trainable
+
+    given = [*arguments]
+    target = given.pop(0) if given and not given[0].startswith("--") else None
+    if target is not None and target.endswith(".toml"):
+        if gpus is not None:
+            raise Refused([Problem("gpus", gpus, f"{target} says how many: give tp, pp or dp")])
+        return trainable(Path(target), given)
+    if not any(flag in ("--cp", "--parallel.cp") for flag in given):
+        # Context parallelism is planned and not run yet.
+        given += ["--parallel.cp", "1"]
+    asked = ask(target, given, gpus=gpus)
+    job = asked.job
+    if asked.open:
+        made = job.parallel.schedule == "auto"
+        found = search_layouts(named_job(job) if made else job, open=asked.open, gpus=asked.gpus)
+        if found is None:
+            reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
+            raise Refused([Problem("gpus", asked.gpus, reason)])
+        job = auto_job(found.job) if made else found.job
+    if problems := check_trainable(job):
+        raise Refused(problems)
+    check_schedule(job)
+    layout, batch = job.parallel, job.batch
+    console.say(
+        f"{job.model.name}: TP {layout.tp} × PP {layout.pp} × DP {layout.dp}, ZeRO-{layout.zero}, {layout.schedule}, "
+        f"{batch.microbatches(layout)} microbatches of {batch.micro_batch}"
+    )
+    return job
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from trigrid.errors import Problem, Refused
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.lstrip("-").isdigit() for part in parts):
+        raise Refused([Problem("ranks", text, "must be whole numbers with commas between them", ("0,777",))])
+    return tuple(dict.fromkeys(int(part) for part in parts))

@@ -14,6 +14,7 @@ from trigrid.job.resolve import resolve
 from trigrid.job.sources import Document, Given, read_document, read_sources
 from trigrid.job.writing import plain
 from trigrid.plan.layouts import neutral
+from trigrid.plan.measured_file import is_calibration
 from trigrid.plan.shape import read_size, shape_of_size
 from trigrid.plan.space import KNOBS
 from trigrid.spec.batch import NOT_GIVEN
@@ -114,6 +115,9 @@ def _with_cluster(document: Document, path: Path | None) -> Document:
         told = [replace(p, reason=empty) if "file is empty" in p.reason else p for p in refused.problems]
         raise Refused([replace(p, key="cluster" if p.key == "job" else p.key) for p in told]) from refused
     table = other.table.get("cluster", other.table)
+    if is_calibration(other.table):
+        # Measurements complete what a job says of its cluster; they do not replace it.
+        table = {**document.table.get("cluster", {}), **other.table.get("cluster", {}), "calibration": str(path)}
     places = {("cluster", *key): place for key, place in other.places.items() if key[:1] != ("cluster",)}
     places |= {key: place for key, place in other.places.items() if key[:1] == ("cluster",)}
     return Document({**document.table, "cluster": table}, {**document.places, **places})

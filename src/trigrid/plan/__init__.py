@@ -13,6 +13,8 @@ shape.py     a model by its size; layouts.py: jobs of candidates
 validate.py  plans beside published measurements
 stages.py    the stages of a pipeline: times and bytes; balance.py: how many layers each gets
 simulate.py  a step played; stragglers.py: with slow ranks, jitter and failures
+goodput.py   long runs with failures, in closed form; long_run.py: played
+measured.py  a machine's own prices (`trigrid calibrate`); measured_file.py, measured_text.py
 auto.py      the schedule made for a job; scheduled.py: the one that it runs; unnamed.py: plans with one without a name
 traffic.py   every collective and message of the engine's step, counted
 state.py     bytes of weights, gradients and optimizer on one rank

@@ -75,7 +75,7 @@ def _elsewhere(found: Found) -> Iterator[Change]:
     space, software = found.space, found.software
     wider = sorted((gpu for gpu in gpus().values() if gpu.hbm_bytes > found.chosen.bytes), key=lambda g: g.hbm_bytes)
     for gpu in wider:
-        job = replace(space.job, cluster=replace(space.job.cluster, gpu=gpu.name))
+        job = replace(space.job, cluster=replace(space.job.cluster, gpu=gpu.name, calibration=""))
         try:
             best = _best(replace(space, job=job), software)
         except Refused:

@@ -62,13 +62,22 @@ class Compute:
         self._wide = half if block.startswith("fp8") else block
         alone = values[f"products.{software.generation}"]
         self._rates = {True: alone * machine.gemm_flops(block), False: alone * machine.gemm_flops(self._wide)}
-        self._hbm = machine.gpu.hbm_Bps * values[f"hbm.{software.generation}"]
+        self._hbm = machine.hbm(software.generation)
         self._launch = values["launch.blocking" if software.blocking else f"launch.{software.generation}"]
+        self._blocking = software.blocking
+        measured = machine.measured
+        if measured.launch and not software.blocking:
+            self._launch, self._blocking = measured.launch.seconds, measured.launch.blocking
+        self._fitted = {True: measured.products.get(block), False: measured.products.get(self._wide)}
+        self._alone = alone
         self._half_k = values["gemm.half_k"]
         # Clocks under load hold for attention as well: its share is of the sustained peak.
         peak = machine.gpu.peak_flops[self._wide] * machine.gpu.sustained.get(self._wide, 0.8)
         self._attention = peak * of_generation(values, f"attention.{software.attention}", generation)
         self._half_sequence = values["attention.half_sequence"]
+        self._backward = BACKWARD_OF_FUSED_ATTENTION
+        if fitted := measured.attention.get(self._wide):
+            self._attention, self._half_sequence, self._backward = fitted.flops, fitted.half_sequence, fitted.backward
         self._half_head = values["attention.unfused.half_k"]
         self._cores = machine.gpu.peak_flops[self._wide] * of_generation(values, "attention.unaligned", generation)
         self._grouped = values["moe.grouped"]
@@ -106,26 +115,33 @@ class Compute:
         kernels = len(unit.gemms) + 2 * len(unit.attends)
         for item in unit.passes:
             divided = cut.tp if item.cut == "tp" or (item.cut == "sequence" and cut.sequence_parallel) else 1
-            each = tokens * self._bytes / divided * (cut.sequence if item.scores else 1) / self._hbm
-            one = item.forward * each
+            each = tokens * self._bytes / divided * (cut.sequence if item.scores else 1)
+            one = self._pass_s(item.forward * each, item.kernels)
             forward += one
-            into += item.backward * each
+            into += self._pass_s(item.backward * each, 2 * item.kernels)
             kernels += item.kernels
             cheap = item.again and not (item.gathers and cut.sequence_parallel)
             if selective == "alternate" or item.scores or cheap:
                 again += one
         host = kernels * self._launch
-        if self.software.blocking:
+        if self._blocking:
             slow, slow_back = 1.0 + host / forward, 1.0 + 2 * host / (into + weight)
         else:
             # The host starts kernels while the device works: where it is slower, the device waits for it.
             slow, slow_back = max(1.0, host / forward), max(1.0, 2 * host / (into + weight))
         return UnitTime(forward * slow, into * slow_back, weight * slow_back, again * slow, attention, routed)
 
+    def _pass_s(self, size: float, kernels: int) -> float:
+        """Seconds of `kernels` operations that read and write `size` bytes together."""
+        passes = self.machine.measured.passes
+        return size / (passes.rate(size / max(1, kernels)) if passes else self._hbm)
+
     def product_s(self, m: float, n: float, k: float, block: bool) -> float:
         """Seconds of an m × k by k × n product. block: in the blocks' number format, else the wide one."""
         key = (m, n, k, block)
         found = self._products.get(key)
+        if found is None and (fitted := self._fitted[block]):
+            found = self._products[key] = fitted.seconds(m, n, k) / self._alone
         if found is None:
             sms = self.machine.gpu.sms
             best = 0.0
@@ -144,11 +160,10 @@ class Compute:
         widths = attend.qk_dim + attend.v_dim
         flops = 2 * heads * widths * tokens * cut.sequence
         if self.software.kernels.fused_attention:
-            # Heads of 64 reach 132 to 171 TFLOP/s where those of 128 reach 141 to 189 (Dao 2023, causal, A100).
-            narrow = min(1.0, (widths / 2 + 650) / 778)
+            narrow = narrowness(widths / 2)
             rate = self._attention * narrow * cut.sequence / (cut.sequence + self._half_sequence)
             forward = flops / 2 / rate
-            return forward, BACKWARD_OF_FUSED_ATTENTION * forward, 0.0
+            return forward, self._backward * forward, 0.0
         dim = attend.qk_dim
         rate = self._rates[False] * dim / (dim + self._half_head)
         # The matrix units' kernels read 16 bytes at once; heads that do not begin at such an address run without them.
@@ -158,6 +173,12 @@ class Compute:
         # Probabilities take the first of two products; the core as one piece also takes the second.
         again = forward / 2 if self.software.kernels.selective == "cheap" else forward
         return forward, 2 * forward, again
+
+
+def narrowness(head_dim: float) -> float:
+    """What share of the rate with heads of 128 fused attention reaches with others: those of 64 reach 132 to 171
+    TFLOP/s where those of 128 reach 141 to 189 (Dao 2023, causal, A100)."""
+    return min(1.0, (head_dim + 650) / 778)
 
 
 def _shape(gemm: Gemm, cut: Cut, spec: ModelSpec) -> tuple[float, float, float, float]:

@@ -202,12 +202,14 @@ FORMULAS: Mapping[str, Formula] = {
         "Llama 3 (Grattafiori 2024, section 3.3.4)",
     ),
     "goodput.interval_s": Formula(
-        "max(write, √(2 · stall · MTBF of the job))", ("stall_s", "write_s", "goodput.mtbf_job_s"), "Young 1974"
+        "max(write, √(2 · δ · M) · (1 + √(δ ÷ 2M) ÷ 3 + (δ ÷ 2M) ÷ 9) − δ), δ the stall of a save, M the job's MTBF",
+        ("stall_s", "write_s", "goodput.mtbf_job_s"),
+        "Daly 2006",
     ),
     "goodput.productive_share": Formula(
-        "1 − stall ÷ (interval + stall) − (interval ÷ 2 + write) ÷ MTBF − restart ÷ MTBF",
+        "τ · e^(−(write + R) ÷ M) ÷ (e^((τ + δ) ÷ M) − 1) ÷ (M + detection), τ the interval, R the rest of the restart",
         ("goodput.interval_s", "goodput.mtbf_job_s", "stall_s", "write_s", "restart_s"),
-        "Young 1974",
+        "Daly 2006; docs/goodput.md",
     ),
     "step_s.low": Formula(
         "step × (1 − the error that nine rows of ten held out stay below)",

@@ -19,48 +19,6 @@ CAUSES = ("productive", "checkpoint", "lost work", "detection", "restart")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goodput:
-    """interval_s between checkpoints; productive_share: of the time, steps that count."""
-
-    gpus: int
-    mtbf_job_s: float
-    interval_s: float
-    stall_share: float
-    lost_share: float
-    restart_share: float
-
-    @property
-    def productive_share(self) -> float:
-        return max(0.0, 1.0 - self.stall_share - self.lost_share - self.restart_share)
-
-
-def goodput(
-    gpus: int,
-    *,
-    stall_s: float = STALL_S,
-    write_s: float = WRITE_S,
-    restart_s: float = RESTART_S,
-    mtbf_gpu_s: float = MTBF_GPU_S,
-) -> Goodput:
-    """The checkpoint interval max(write, √(2 · stall · MTBF of the job)) (Young 1974) and what it costs.
-
-    stall_s: what an asynchronous save stops training for; write_s: until it is safe, before the next may begin;
-    restart_s: from a failure to the first step again. A failure loses half an interval on average, and what was
-    written but not yet safe.
-    """
-    mtbf = mtbf_gpu_s / gpus
-    interval = max(write_s, sqrt(2 * stall_s * mtbf))
-    return Goodput(
-        gpus=gpus,
-        mtbf_job_s=mtbf,
-        interval_s=interval,
-        stall_share=min(1.0, stall_s / (interval + stall_s)),
-        lost_share=min(1.0, (interval / 2 + write_s) / mtbf),
-        restart_share=min(1.0, restart_s / mtbf),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class LongRun:
     """How a long run fails and recovers, in seconds.
 
@@ -131,3 +89,35 @@ def longest_restart_s(run: LongRun, share: float) -> float:
     m = run.mtbf_s
     kept = log(run.interval_s) - (run.write_s + run.period_s) / m - log(-expm1(-run.period_s / m))
     return m * (kept - log(share * (m + run.detect_s)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """What a job of so many GPUs has to expect: interval_s between checkpoints, and shares of the time."""
+
+    gpus: int
+    mtbf_job_s: float
+    interval_s: float
+    stall_share: float
+    lost_share: float
+    restart_share: float
+
+    @property
+    def productive_share(self) -> float:
+        return 1.0 - self.stall_share - self.lost_share - self.restart_share
+
+
+def goodput(gpus: int) -> Goodput:
+    """With the best interval, and what is presumed where nothing is known of checkpoints and restarts; failures as many
+    for each GPU as Llama 3 had."""
+    mtbf = MTBF_GPU_S / gpus
+    run = LongRun(mtbf_s=mtbf, interval_s=best_interval_s(mtbf, STALL_S, WRITE_S))
+    shares = expected(run)
+    return Goodput(
+        gpus=gpus,
+        mtbf_job_s=mtbf,
+        interval_s=run.interval_s,
+        stall_share=shares["checkpoint"],
+        lost_share=shares["lost work"],
+        restart_share=shares["detection"] + shares["restart"],
+    )

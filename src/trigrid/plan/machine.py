@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trigrid.plan.constants import of_generation, shipped
+from trigrid.plan.measured import Measured
 from trigrid.spec.gpu import Gpu
+
+UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +18,8 @@ class Machine:
 
     oversubscription: how many times less the spine carries than the leaves. values: constants by name.
     fabric: "" for InfiniBand and RoCE, "opa" for Omni-Path, which has no direct access to the GPUs' memory; "opa_far"
-    where, besides, ranks are not bound to the socket of their NIC.
+    where, besides, ranks are not bound to the socket of their NIC. measured: what prices its operations instead of the
+    constants, as far as it goes.
     """
 
     gpu: Gpu
@@ -26,6 +30,13 @@ class Machine:
     oversubscription: float
     values: Mapping[str, float]
     fabric: str = ""
+    measured: Measured = UNMEASURED
+
+    def hbm(self, generation: str) -> float:
+        """Bytes a second of memory-bound operations of a software generation."""
+        if self.measured.passes:
+            return self.measured.passes.Bps
+        return self.gpu.hbm_Bps * self.values[f"hbm.{generation}"]
 
     def gemm_flops(self, number_format: str) -> float:
         """FLOP/s of a large product in `number_format`."""
@@ -58,8 +69,10 @@ def make_machine(
     oversubscription: float = 1.0,
     values: Mapping[str, float] | None = None,
     fabric: str = "",
+    measured: Measured = UNMEASURED,
 ) -> Machine:
-    """`gpu` in a cluster; what is left out is the catalogue's."""
+    """`gpu` in a cluster; what is left out is the catalogue's. `measured` replaces what was measured of either."""
+    gpu = measured.accelerator or gpu
     return Machine(
         gpu=gpu,
         gpus_per_node=gpus_per_node or gpu.nvlink_domain,
@@ -67,6 +80,7 @@ def make_machine(
         nvlink_Bps=nvlink_Bps or gpu.nvlink_Bps,
         nic_Bps=nic_Bps or gpu.nic_Bps,
         oversubscription=oversubscription,
-        values=values or shipped(),
+        values={**(values or shipped()), **measured.values},
         fabric=fabric,
+        measured=measured,
     )

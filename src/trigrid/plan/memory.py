@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
@@ -32,6 +33,7 @@ from trigrid.plan.compute import Cut
 from trigrid.plan.elements import Bucket, unit_buckets
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
+from trigrid.plan.working import llama_backward
 from trigrid.schedule import rank_peak_bytes
 from trigrid.spec.model import ModelSpec
 
@@ -40,13 +42,14 @@ RESERVED_ONLY = ("allocator", *DEVICE_ONLY)
 
 
 class UnitBytes(NamedTuple):
-    """Of one microbatch: saved for backward, kept where the unit is recomputed, worked on in backward, and kept from
-    the input backward to the weight backward where the two are apart."""
+    """Of one microbatch: saved for backward, kept where the unit is recomputed, worked on in backward, kept from
+    the input backward to the weight backward where the two are apart, and then worked on in the former."""
 
     saved: float
     kept: float
     working: float
     for_weights: float
+    of_input: float
 
 
 class Held(NamedTuple):
@@ -255,8 +258,14 @@ class Memory:
         selective = recompute == "selective"
         dropped = tuple(t for t in unit.saved if selective and made_again(t, cut.sequence_parallel))
         working = count(unit.working) + count(dropped)
-        for_weights = self._queued(unit, cut)
-        return UnitBytes(saved, min(kept, saved), working, for_weights * size * cut.tokens)
+        of_input = working
+        if self.software.traced and unit.kind == "llama" and not self.spec.latent:
+            # Kernels that the engine lacks are claimed in other terms.
+            walked = llama_backward(self.spec, unit.gemms, self.software.kernels, cut, size, selective)
+            hashes = count(tuple(t for t in unit.working if t.scores)) + count(tuple(t for t in dropped if t.scores))
+            working, of_input = walked.whole + hashes, walked.of_input + hashes
+        for_weights = self._queued(unit, cut) * size * cut.tokens
+        return UnitBytes(saved, min(kept, saved), working, for_weights, of_input)
 
     def _queued(self, unit: Claims, cut: Cut) -> float:
         """Elements per token that wait from an input backward to its weight backward: the gradient of each product's
@@ -278,17 +287,20 @@ class Memory:
         """Of some blocks, for one microbatch: bytes kept to their backward, working set of the hungriest, and bytes
         kept from there to the weight backward."""
         kept = working = for_weights = 0.0
+        split = self.software.traced and setup.schedule in SPLIT_BACKWARD
         assert isinstance(setup.recompute, str), "a chunk has one way to recompute: setup.at(stage)"
         mode = "none" if setup.recompute == "full" else setup.recompute
         for kind, count in kinds:
             unit = self.unit(kind, cut, mode)
+            one = unit.of_input if split else unit.working
             if setup.recompute == "full":
                 again = round(count * setup.recomputed)
                 kept += again * unit.kept + (count - again) * unit.saved
-                one = unit.working + (unit.saved - unit.kept if again else 0.0)
+                # What is made again becomes what waits for the weight backward, where that is apart.
+                made = unit.saved - (max(unit.kept, unit.for_weights) if split else unit.kept)
+                one += max(0.0, made) if again else 0.0
             else:
                 kept += count * unit.saved
-                one = unit.working
             for_weights += count * unit.for_weights
             working = max(working, one)
         return kept, working, for_weights
@@ -324,15 +336,19 @@ class Memory:
         block = max((sum(b.dense + b.experts for b in table[kind]) for kind in mine.blocks), default=0)
         ends = [sum(b.dense for b in table[kind]) for kind in mine.ends]
         gathered, reduced = self._zero_bytes(setup)
-        at_block = working + block * ((1 + self.software.prefetched) * gathered + reduced)
-        at_end = max(ends, default=0) * (gathered + reduced) + block * self.software.prefetched * gathered
+        # Whole gradients come with the weight backward, which has less to work with.
+        whole = 0.0 if self.software.traced and setup.schedule in SPLIT_BACKWARD else reduced
+        at_block = working + block * ((1 + self.software.prefetched) * gathered + whole)
+        if self.software.traced and last:
+            # The head's gradient, from which no message frees the block.
+            at_block += self.boundary_bytes(setup)
+        at_end = max(ends, default=0) * (gathered + whole) + block * self.software.prefetched * gathered
         if setup.zero == 3 and not setup.gather_per_use:
             # Gathered once a step: all of them are there until its end.
             at_block += parameters * policy.compute
             at_end += parameters * policy.compute
         at_loss = logits + at_end if last else at_end
-        boundary = self.boundary_bytes(setup)
-        buffers = (2 + (setup.virtual > 1)) * boundary if setup.pp > 1 else 0.0
+        buffers = self._messages(setup, rank, last) * self.boundary_bytes(setup)
         wide = max(at_block, at_loss if last else at_block)
         if setup.shards > 1:
             wide += self.software.bucket_bytes
@@ -396,6 +412,19 @@ class Memory:
         if reduced and policy.reduce != policy.compute and self.software.both_gradients:
             reduced += policy.compute
         return gathered, reduced
+
+    def _messages(self, setup: Setup, rank: int, last: bool) -> int:
+        """Of stage boundaries, those that are there beside what is kept for backward."""
+        if setup.pp == 1:
+            return 0
+        if not self.software.traced:
+            return 2 + (setup.virtual > 1)
+        holders = [setup.holder(stage) for stage in range(setup.pp * setup.virtual)]
+        neighbours = {pair for pair in pairwise(holders) if pair[0] != pair[1]}
+        neighbours |= {(b, a) for a, b in neighbours}
+        # A receive is posted ahead and a send may be unfinished on each; a backward starts from a gradient, but for the
+        # loss's.
+        return sum(rank in pair for pair in neighbours) + (not last)
 
     def boundary_bytes(self, setup: Setup) -> float:
         """What one microbatch hands from stage to stage on one rank."""

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from trigrid.blueprint.decoder import parameter_count
 from trigrid.blueprint.flops import train_flops_per_token
+from trigrid.errors import Problem, Refused
 from trigrid.plan.beside import communicators, pairs
-from trigrid.plan.constants import shipped
 from trigrid.plan.goodput import goodput
-from trigrid.plan.machine import Machine, make_machine
+from trigrid.plan.machine import UNMEASURED, Machine, make_machine
+from trigrid.plan.measured_file import load_measured
 from trigrid.plan.memory import StageMemory
 from trigrid.plan.notes import Note, notes
 from trigrid.plan.setup import Setup
@@ -127,7 +128,8 @@ def setup_of(job: Job, software: Software) -> Setup:
 
 
 def machine_of(cluster: Cluster) -> Machine:
-    """The cluster's accelerator and networks; zeros are the catalogue's."""
+    """The cluster's accelerator and networks; zeros are the catalogue's. Raises Refused for a calibration that cannot
+    be read."""
     return make_machine(
         load_gpu(cluster.gpu),
         gpus_per_node=cluster.gpus_per_node,
@@ -135,6 +137,7 @@ def machine_of(cluster: Cluster) -> Machine:
         nic_Bps=cluster.nic_gbit * 1e9 / 8,
         nvlink_Bps=cluster.nvlink_gb_s * 1e9,
         oversubscription=cluster.oversubscription,
+        measured=load_measured(cluster.calibration) if cluster.calibration else UNMEASURED,
     )
 
 
@@ -204,7 +207,11 @@ def number_format(job: Job) -> str:
     """The format of the job's products, as the catalogue names it. Nobody buys accelerators for fp64: it counts as
     fp32."""
     name = "bf16" if job.run.precision == "bf16" else "fp32"
-    return name if name in load_gpu(job.cluster.gpu).formats else "fp16"
+    formats = machine_of(job.cluster).gpu.formats
+    if name in formats or "fp16" in formats:
+        return name if name in formats else "fp16"
+    reason = f"{job.cluster.calibration or job.cluster.gpu} has no rate of products in {name}"
+    raise Refused([Problem("run.precision", job.run.precision, reason, formats)])
 
 
 def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, ...]:
@@ -214,9 +221,15 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
         f"software {software.name}: {software.policy.total} bytes of state per parameter ({software.policy.name})",
         f"{machine.gpus_per_node} GPUs in an NVLink domain, {machine.nodes_per_leaf} domains under a leaf",
     ]
-    if not cluster.nic_gbit:
+    if cluster.calibration:
+        found.insert(0, machine.measured.told)
+        if machine.measured.presumed:
+            found.insert(1, f"not measured but presumed: {', '.join(machine.measured.presumed)}")
+    if not cluster.nic_gbit and not cluster.calibration:
         found.append(f"NIC of {gpu.nic_Bps * 8 / 1e9:g} Gb/s per GPU: the catalogue's")
-    if not cluster.power_w:
+    if not cluster.power_w and not gpu.power_w:
+        found.append("power is not known and counts as none: cluster.power_w")
+    elif not cluster.power_w:
         found.append(f"power of {gpu.power_w:g} W per GPU: the catalogue's, without the rest of the server")
     found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 copies and more")
     if job.optimizer.frozen:
@@ -236,7 +249,7 @@ def _facts(
     fullest = max(stages, key=lambda stage: stage.memory.total_bytes)
     sizes = ("weights", "master", "gradients", "moments")
     return {
-        **shipped(),
+        **machine.values,
         **{f"policy.{name}": getattr(policy, name) for name in sizes},
         **{f"tier.{name}": getattr(groups, name).tier.name for name in ("tp", "cp", "ep", "zero")},
         **setup._asdict(),
@@ -260,6 +273,7 @@ def _facts(
 def as_json(plan: Plan) -> dict[str, object]:
     """The plan by the contract `trigrid.plan/1`: what is here stays, more may come."""
     layout, time, kept = plan.job.parallel, plan.time, goodput(plan.setup.world)
+    path = plan.job.cluster.calibration
     return {
         "schema": SCHEMA,
         "model": {"name": plan.job.model.name, "parameters": plan.parameters},
@@ -277,6 +291,7 @@ def as_json(plan: Plan) -> dict[str, object]:
             "recompute": layout.recompute,
         },
         "software": {"name": plan.software.name, "policy": plan.software.policy.name},
+        "calibration": dict(plan.machine.measured.about) | {"path": path} if path else None,
         "memory": {
             "ceiling_bytes": plan.ceiling_bytes,
             "stages": [

@@ -70,6 +70,7 @@ class Software:
     cut_boundaries: only 1/tp of a stage boundary goes over each NIC, whether or not the sequence is cut.
     step_bytes: temporaries of the optimizer step, per parameter that a rank updates.
     expandable: the allocator's segments grow.
+    traced: working sets and messages are those of this project's engine, as `trigrid prove` traces them.
     prefetched: gathered units alive beside the one in use.
     reduced_copy: reductions land in shards of their own.
     both_gradients: a unit's gradients exist in the compute format and in that of the reduction at once.
@@ -93,6 +94,7 @@ class Software:
     cut_boundaries: bool = False
     step_bytes: float = 0.0
     expandable: bool = False
+    traced: bool = False
     prefetched: int = 1
     reduced_copy: bool = False
     both_gradients: bool = False
@@ -112,6 +114,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 name="trigrid",
                 policy=POLICIES["engine"],
                 kernels=Kernels(selective="cheap"),
+                traced=True,
                 prefetched=0,
                 reduced_copy=True,
                 tied_on_shards=True,

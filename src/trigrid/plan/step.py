@@ -63,7 +63,7 @@ class Step:
         self.memory = Memory(spec, software, machine.values)
         self._slower = machine.values["overlap.slowdown"] - 1.0
         self._tail = machine.values["overlap.tail"]
-        self._hbm = machine.gpu.hbm_Bps * machine.values[f"hbm.{software.generation}"]
+        self._hbm = machine.hbm(software.generation)
         self._groups: dict[tuple[object, ...], Groups] = {}
         self._priced: dict[tuple[str, tuple[object, ...]], Chunk] = {}
         self._pipelines: dict[tuple[object, ...], Pipeline] = {}
@@ -145,12 +145,14 @@ class Step:
         if setup.tp == 1:
             return 0.0, 0.0, 0.0
         payload = setup.cut.tokens * self.spec.hidden * self.software.policy.compute
-        one = self.network.gather_s(payload, self.groups(setup).tp)
+        group, network = self.groups(setup).tp, self.network
+        gather, scatter = network.gather_s(payload, group), network.scatter_s(payload, group)
         if setup.sequence_parallel:
-            forward, backward = (enters + leaves) * one, (enters + leaves) * one
-            again = enters * one if self.software.kernels.regather else 0.0
+            forward, backward = enters * gather + leaves * scatter, enters * scatter + leaves * gather
+            again = enters * gather if self.software.kernels.regather else 0.0
         else:
-            forward, backward, again = 2 * leaves * one, 2 * enters * one, 0.0
+            whole = network.reduce_s(payload, group)
+            forward, backward, again = leaves * whole, enters * whole, 0.0
         link = forward + backward + again
         beside = self.software.overlap_tp
         if beside == "async":
@@ -162,7 +164,7 @@ class Step:
             )
         if beside == "weights":
             # Sums of input gradients run beside weight gradients; inputs gathered again beside input gradients.
-            able = (enters * one if setup.sequence_parallel else backward) + again
+            able = (enters * scatter if setup.sequence_parallel else backward) + again
             return forward, backward + again - min((1.0 - self._tail) * able, 0.7 * weight_s), link
         return forward, backward + again, link
 
@@ -214,7 +216,7 @@ class Step:
                     whole = groups.batch if shards is groups.zero else groups.expert_zero
                     reduce += network.reduce_s(numel * policy.reduce, whole)
                 else:
-                    reduce += network.gather_s(numel * policy.reduce, shards)
+                    reduce += network.scatter_s(numel * policy.reduce, shards)
                     reduce += network.reduce_s(numel * policy.reduce / shards.size, groups.replicate)
         return gather, reduce
 

@@ -3,7 +3,10 @@
 console.py   lines, warnings and progress on standard error
 metrics.py   the figures of a run: its facts, each step, its end
 log.py       a run told as it goes: console, metrics.jsonl, trackers, loss curve
-events.py    events.jsonl: what happened to a run
+events.py    events.jsonl: what happened to a run; lines.py: files of one object a line
+history.py   the steps before a run went on
+lives.py     a run cut at its starts; goodput.py: where its time went; prospect.py: what to
+             expect; goodput_text.py: both as text
 trackers.py  TensorBoard, W&B, MLflow, Prometheus
 curve.py     the loss curve as text and as SVG
 host.py      what the operating system says of this process

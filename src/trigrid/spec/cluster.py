@@ -37,3 +37,5 @@ class Cluster:
     """Power of the building over that of the servers."""
     price: float = 0.0
     """Price of a GPU for one hour, in any currency; 0: no cost is told."""
+    calibration: str = ""
+    """A file of `trigrid calibrate`, whose measurements stand in for what the catalogue says; empty: none."""

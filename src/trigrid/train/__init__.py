@@ -1,6 +1,9 @@
 """Training a job.
 
-trainer.py        the loop
+trainer.py        what one rank does, from joining the others to the summary
+opening.py        the folder of a run, a new one or the one that goes on
+training.py       the loop
+course.py         which samples come next, and what is a spike
 learning_rate.py  warm-up and cosine
 meter.py          where the time of the steps goes
 machine.py        this machine's matmul rate and memory
