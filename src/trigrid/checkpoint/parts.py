@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,16 +76,24 @@ def _parts(engine: Engine, name: str, bucket: Bucket, piece: Piece) -> Iterator[
 
 def snapshot(parts: list[Part], before: list[Part] | None) -> list[Part]:
     """Copies of `parts` in host memory, in the buffers of `before` where there is an earlier snapshot of the same."""
-    if before is None:
-        pinned = any(part.values.is_cuda for part in parts)
-        before = [
-            Part(
-                p.name, p.kind, p.shape, p.offsets, torch.empty(p.values.shape, dtype=p.values.dtype, pin_memory=pinned)
-            )
-            for p in parts
-        ]
-    for copy, part in zip(before, parts, strict=True):
+    cuda = any(part.values.is_cuda for part in parts)
+    copies = before if before is not None else _buffers(parts, cuda)
+    for copy, part in zip(copies, parts, strict=True):
         copy.values.copy_(part.values, non_blocking=True)
-    if any(part.values.is_cuda for part in parts):
+    if cuda:
         torch.cuda.current_stream().synchronize()
-    return before
+    return copies
+
+
+def _buffers(parts: list[Part], pinned: bool) -> list[Part]:
+    """Room for copies: one array for each number format, since pinned memory is given out in powers of two."""
+    sizes: dict[torch.dtype, int] = defaultdict(int)
+    for part in parts:
+        sizes[part.values.dtype] += part.values.numel()
+    left = {dtype: torch.empty(numel, dtype=dtype, pin_memory=pinned) for dtype, numel in sizes.items()}
+    copies = []
+    for part in parts:
+        dtype, numel = part.values.dtype, part.values.numel()
+        room, left[dtype] = left[dtype][:numel], left[dtype][numel:]
+        copies.append(replace(part, values=room.view(part.values.shape)))
+    return copies

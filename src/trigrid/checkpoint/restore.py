@@ -23,7 +23,7 @@ from trigrid.checkpoint.manifest import (
     strangers,
 )
 from trigrid.checkpoint.parts import Part, parts_held
-from trigrid.checkpoint.storage import FolderReader, PartsLoader, reasons
+from trigrid.checkpoint.storage import FolderReader, PartsLoader, among, reasons
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Problem, Refused, RunFailed
@@ -106,13 +106,8 @@ def load(engine: Engine, found: Found, group: dist.ProcessGroup | None) -> State
                 part.values.zero_()
         parts = [part for part in parts if part.kind == "weight"]
     try:
-        read(
-            {},
-            storage_reader=FolderReader(found.path, manifest),
-            planner=PartsLoader(parts),
-            process_group=group,
-            no_dist=group is None,
-        )
+        with among(group):
+            read({}, storage_reader=FolderReader(found.path, manifest), planner=PartsLoader(parts), process_group=group)
     except CheckpointException as caught:
         raise RunFailed(f"{found.path} cannot be read: {reasons(caught)}") from None
     engine.resume(manifest.state.updates)

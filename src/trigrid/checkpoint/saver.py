@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trigrid.checkpoint.folder import aside, path_of, prune
 from trigrid.checkpoint.manifest import State
 from trigrid.checkpoint.parts import Part, parts_written, snapshot
-from trigrid.checkpoint.storage import FolderWriter, PartsSaver, reasons
+from trigrid.checkpoint.storage import FolderWriter, PartsSaver, among, reasons
 from trigrid.engine.runtime import Engine
 from trigrid.job import dump_job
 
@@ -105,13 +105,8 @@ class Saver:
 
         failure = None
         try:
-            save(
-                {},
-                storage_writer=writer,
-                planner=PartsSaver(planned),
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
+            with among(self._group):
+                save({}, storage_writer=writer, planner=PartsSaver(planned), process_group=self._group)
         except CheckpointException as caught:
             failure = reasons(caught)
         if self._engine.comm.rank == 0:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -59,9 +61,6 @@ from trigrid.checkpoint.manifest import (
 )
 from trigrid.checkpoint.parts import Part, entry_name, key_of
 from trigrid.errors import TrigridError
-
-# A world of one has no process group, and that is no reason for a warning.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 SPARE_BYTES = 64 << 20
 """Left free on the disk beside a checkpoint: for logs, and for what others write meanwhile."""
@@ -304,6 +303,15 @@ class FolderReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
+
+
+@contextmanager
+def among(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Within, DCP says nothing of a world of one, which has no group and needs none."""
+    with warnings.catch_warnings():
+        if group is None:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def reasons(error: CheckpointException) -> str:

@@ -90,10 +90,11 @@ def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> TrigridError:
 
 def culprit(run_dir: Path, exit_codes: Mapping[int, int]) -> tuple[int | None, int | None]:
     """The rank that failed first, and the number of the signal that ended it, where one did."""
-    killed = {rank: -code for rank, code in exit_codes.items() if code < 0}
+    first = first_record(run_dir)
+    # NCCL aborts healthy ranks whose peer has gone; a peer that left word comes before them.
+    killed = {rank: -code for rank, code in exit_codes.items() if code < 0 and not (first and -code == signal.SIGABRT)}
     if killed:
         return min(killed.items())
-    first = first_record(run_dir)
     return (first.rank, None) if first else (min(exit_codes, default=None), None)
 
 
