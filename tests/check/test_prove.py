@@ -55,8 +55,10 @@ PLANTED = {
         "from trigrid.engine.zero import Bucket\n"
         "weight, kept = Bucket.weight, []\n"
         "def getting(self, index):\n"
-        "    kept.append(weight(self, index))\n"
-        "    return kept[-1]\n"
+        "    found = weight(self, index)\n"
+        "    if self.layout.name == 'layers.0' and not kept:\n"
+        "        kept.append(found)\n"
+        "    return found\n"
         "Bucket.weight = getting\n"
     ),
     "a product more": (

@@ -155,7 +155,7 @@ def test_korthikanti_per_stage(recompute: str, factor: float | None) -> None:
 def test_context_parallelism_is_half_the_tokens(recompute: str) -> None:
     """P17: CP 2 with four sequences equals CP 1 with two."""
     spec = load_model("llama3-8b")
-    base = Setup(sequence=8192, microbatches=4, recompute=recompute)
+    base = Setup(sequence=8192, microbatches=4, recompute=recompute, zero=0)
     one, two = base._replace(micro_batch=2), base._replace(cp=2, micro_batch=4)
     uses = [memory(spec).use(setup, 0) for setup in (one, two)]
     assert uses[0].activations == uses[1].activations
@@ -392,7 +392,7 @@ def test_moments_that_may_peak_are_all_told() -> None:
     """R61: the optimizer's step and the making of the state are moments of their own."""
     counts = memory(load_model("llama3-8b"))
     peaks = dict(counts.use(Setup(dp=8, sequence=4096, recompute="full"), 0).peaks)
-    assert set(peaks) == {"loss", "block", "optimizer", "start"}
+    assert set(peaks) == {"loss", "block", "reduce", "optimizer", "start"}
     state = sum(counts.state(Setup(dp=8), 0)[0])
     assert all(peak >= state for peak in peaks.values())
     tiny = counts.use(Setup(dp=2, sequence=16, recompute="full"), 0)
@@ -435,13 +435,14 @@ def test_zero_2_can_peak_above_zero_1() -> None:
     assert dict(two.peaks)["block"] - sum(two.state) >= dict(one.peaks)["block"] - sum(one.state) + 4 * block
 
 
-def test_known_sketches_of_405b_are_near() -> None:
-    """design.md: GiB of a middle stage, second step, as the throw-away engine allocated them."""
+def test_ranks_of_405b_are_what_prove_traces() -> None:
+    """Law 2: GiB of rank 56, second step, by `trigrid prove examples/llama3-405b.toml --zero Z --parallel.prefetch 0
+    --ranks 56`, which takes too long for a test."""
     counts = memory(load_model("llama3-405b"))
-    for zero, gib in zip(STAGES, (59.4, 22.1, 10.8, 5.56), strict=True):
+    for zero, gib in zip(STAGES, (57.662, 22.313, 12.014, 6.818), strict=True):
         setup = sharded(zero, tp=8, pp=16, dp=128, microbatches=16, sequence=8192, recompute="full")
         use = counts.use(setup, 7)
-        assert use.training_bytes / 2**30 == pytest.approx(gib, rel=0.2)
+        assert use.training_bytes / 2**30 == pytest.approx(gib, rel=0.001)
 
 
 def test_combinations_never_give_negative_bytes() -> None:
