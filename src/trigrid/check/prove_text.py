@@ -11,6 +11,7 @@ from trigrid.report.console import table
 
 MOST_HOLDINGS = 6
 DIFFERS = "DIFFERS"
+HELD = "predicted = traced in state, traffic and operations"
 
 
 def proofs_text(proofs: Sequence[Proof]) -> str:
@@ -45,7 +46,7 @@ def _page(proof: Proof) -> str:
         _flops(proof),
         kept,
         f"still alive after the step: {left}" if left else "",
-        f"{'predicted = traced' if proof.holds else 'predicted and traced DIFFER'}"
+        f"{HELD if proof.holds else 'predicted and traced DIFFER'}; peak {proof.peak.total.off:+.1%}"
         f" ({proof.cpu_s:.1f} CPU-s, {size(proof.host_bytes)} of this host)",
     ]
     return "\n\n".join(block for block in blocks if block)
@@ -98,7 +99,7 @@ def _flops(proof: Proof) -> str:
 
 def _distance(line: Line, limit: float) -> list[str]:
     apart = abs(line.predicted - line.traced)
-    off = f"{line.off:+.1%}" if apart else ""
+    off = f"{line.off:+.1%}" if apart and line.predicted else ""
     return [off, DIFFERS if not line.near and apart > limit else ""]
 
 

@@ -99,6 +99,12 @@ def with_head(step: Step, stages: Stages) -> tuple[tuple[int, ...], tuple[int, .
 def holding(use: StageUse, more: float) -> StageUse:
     """`use` with `more` bytes of microbatches under way; what the optimizer's update needs may stay more than that."""
     moving = use.moving + more
+    if use.moment == "reduce":
+        # Earlier in the step there may then be more than that.
+        earlier = max(peak for name, peak in use.peaks if name in ("loss", "block")) - sum(use.state) + more
+        if earlier <= use.moving:
+            return use
+        return use._replace(activations=earlier, transients=0.0, buffers=0.0, moment="block", moving=earlier)
     if use.moment != "optimizer":
         return use._replace(activations=use.activations + more, moving=moving)
     if sum(use.state) + moving <= use.training_bytes:

@@ -3,6 +3,7 @@
 Moments
     loss        backward begins on the last stage: every microbatch in flight, the logits, their gradients
     block       backward of the newest microbatch's last block: its working set in place of the logits
+    reduce      the last backward: reduced shards of the units that are through with it wait for the update
     optimizer   after the last backward: state, reduced shards, temporaries of the update
     start       when the state is made: one parameter is whole at a time
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
@@ -33,7 +33,7 @@ from trigrid.plan.compute import Cut
 from trigrid.plan.elements import Bucket, unit_buckets
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
-from trigrid.plan.working import llama_backward
+from trigrid.plan.working import last_backward, llama_backward, messages, queued
 from trigrid.schedule import rank_peak_bytes
 from trigrid.spec.model import ModelSpec
 
@@ -264,24 +264,8 @@ class Memory:
             walked = llama_backward(self.spec, unit.gemms, self.software.kernels, cut, size, selective)
             hashes = count(tuple(t for t in unit.working if t.scores)) + count(tuple(t for t in dropped if t.scores))
             working, of_input = walked.whole + hashes, walked.of_input + hashes
-        for_weights = self._queued(unit, cut) * size * cut.tokens
+        for_weights = queued(self.spec, unit, self.software.kernels, cut) * size * cut.tokens
         return UnitBytes(saved, min(kept, saved), working, for_weights, of_input)
-
-    def _queued(self, unit: Claims, cut: Cut) -> float:
-        """Elements per token that wait from an input backward to its weight backward: the gradient of each product's
-        output, and its input, once where neighbours share it."""
-        many = self.spec.experts.top_k if self.spec.experts else 1
-        shards = cut.tp if cut.sequence_parallel and self.software.kernels.regather else 1
-        found, before = 0.0, None
-        for product in unit.gemms:
-            times = many if product.routed else 1
-            columns = product.cut == "out"
-            found += times * product.out / (cut.tp if columns else 1)
-            entry = (product.into, product.routed) if columns else None
-            if entry is None or entry != before:
-                found += times * product.into / (shards if columns else cut.tp if product.cut == "into" else 1)
-            before = entry
-        return found
 
     def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
         """Of some blocks, for one microbatch: bytes kept to their backward, working set of the hungriest, and bytes
@@ -348,7 +332,8 @@ class Memory:
             at_block += parameters * policy.compute
             at_end += parameters * policy.compute
         at_loss = logits + at_end if last else at_end
-        buffers = self._messages(setup, rank, last) * self.boundary_bytes(setup)
+        many = messages(setup, rank, last) if self.software.traced else 2 + (setup.virtual > 1)
+        buffers = many * self.boundary_bytes(setup) if setup.pp > 1 else 0.0
         wide = max(at_block, at_loss if last else at_block)
         if setup.shards > 1:
             wide += self.software.bucket_bytes
@@ -361,28 +346,26 @@ class Memory:
         training = activations + wide + buffers
         base = sum(state)
         start = max([block, *ends]) * (policy.master or policy.weights)
-        peaks = (
+        peaks: tuple[tuple[str, float], ...] = (
             ("loss", base + activations + at_loss + buffers),
             ("block", base + activations + at_block + buffers),
             ("optimizer", base + step),
             ("start", base + start),
         )
+        if self.software.traced and setup.zero and setup.shards > 1 and not setup.reduce_per_microbatch:
+            sizes = {kind: sum(b.dense + b.experts for b in table[kind]) for kind, _ in mine.parts}
+            left, shards = last_backward(setup, mine.chunks[0], sizes, chunks[0][0], updated * setup.shards)
+            shards *= policy.reduce / setup.shards
+            moving = left + shards + at_block + buffers
+            peaks += (("reduce", base + moving),)
+            if moving > max(step, training):
+                found = (left, 0.0, at_block + shards, buffers, "reduce", peaks, moving)
+                return StageUse(rank, mine.layers, parameters, state, *found)
         if step > training:
             return StageUse(rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, "optimizer", peaks, training)
         moment = "loss" if last and at_loss >= at_block else "block"
-        return StageUse(
-            rank,
-            mine.layers,
-            parameters,
-            state,
-            activations,
-            logits,
-            max(0.0, wide - logits),
-            buffers,
-            moment,
-            peaks,
-            training,
-        )
+        found = (activations, logits, max(0.0, wide - logits), buffers, moment, peaks, training)
+        return StageUse(rank, mine.layers, parameters, state, *found)
 
     def peak_bytes(self, setup: Setup) -> float:
         """What the fullest pipeline rank needs, as the device sees it, in closed form."""
@@ -412,19 +395,6 @@ class Memory:
         if reduced and policy.reduce != policy.compute and self.software.both_gradients:
             reduced += policy.compute
         return gathered, reduced
-
-    def _messages(self, setup: Setup, rank: int, last: bool) -> int:
-        """Of stage boundaries, those that are there beside what is kept for backward."""
-        if setup.pp == 1:
-            return 0
-        if not self.software.traced:
-            return 2 + (setup.virtual > 1)
-        holders = [setup.holder(stage) for stage in range(setup.pp * setup.virtual)]
-        neighbours = {pair for pair in pairwise(holders) if pair[0] != pair[1]}
-        neighbours |= {(b, a) for a, b in neighbours}
-        # A receive is posted ahead and a send may be unfinished on each; a backward starts from a gradient, but for the
-        # loss's.
-        return sum(rank in pair for pair in neighbours) + (not last)
 
     def boundary_bytes(self, setup: Setup) -> float:
         """What one microbatch hands from stage to stage on one rank."""

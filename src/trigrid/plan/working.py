@@ -1,4 +1,5 @@
-"""What this project's engine works with in the backward of a block, moment by moment, as `trigrid prove` traces it.
+"""What this project's engine holds for a while, as `trigrid prove` traces it: in the backward of a block, moment by
+moment, in the last backward of a step, and of messages.
 
 Autograd comes to the nodes that hand out weights last, so the gradients of all weights of a unit, in the compute
 format, wait for the end of its backward; what the forward saved dies on the way. So the fullest moment is early where
@@ -8,10 +9,13 @@ that is saved is alive.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
-from trigrid.blueprint.terms import Gemm, Kernels
+from trigrid.blueprint.terms import Claims, Gemm, Kernels
 from trigrid.plan.compute import Cut
+from trigrid.plan.setup import SPLIT_BACKWARD, Setup
 from trigrid.spec.model import ModelSpec
 
 FFN = ("gate", "up", "down")
@@ -74,3 +78,46 @@ def _weight(gemm: Gemm, cut: Cut) -> float:
     """Elements of a product's weight on one rank."""
     shards = 1 if gemm.cut == "none" else min(cut.tp, gemm.pieces or cut.tp)
     return gemm.into * gemm.out / shards
+
+
+def queued(spec: ModelSpec, unit: Claims, kernels: Kernels, cut: Cut) -> float:
+    """Elements per token that wait from an input backward to its weight backward: the gradient of each product's
+    output, and its input, once where neighbours share it."""
+    many = spec.experts.top_k if spec.experts else 1
+    shards = cut.tp if cut.sequence_parallel and kernels.regather else 1
+    found, before = 0.0, None
+    for product in unit.gemms:
+        times = many if product.routed else 1
+        columns = product.cut == "out"
+        found += times * product.out / (cut.tp if columns else 1)
+        entry = (product.into, product.routed) if columns else None
+        if entry is None or entry != before:
+            found += times * product.into / (shards if columns else cut.tp if product.cut == "into" else 1)
+        before = entry
+    return found
+
+
+def messages(setup: Setup, rank: int, last: bool) -> int:
+    """Of stage boundaries, those that are on a pipeline rank beside what is kept for backward: on each channel a
+    receive is posted ahead or a send may be unfinished, and a backward starts from a gradient, but for the loss's."""
+    holders = [setup.holder(stage) for stage in range(setup.pp * setup.virtual)]
+    neighbours = {pair for pair in pairwise(holders) if pair[0] != pair[1]}
+    neighbours |= {(b, a) for a, b in neighbours}
+    return sum(rank in pair for pair in neighbours) + (not last)
+
+
+def last_backward(
+    setup: Setup, own: tuple[tuple[str, int], ...], sizes: Mapping[str, int], kept: float, elements: float
+) -> tuple[float, float]:
+    """Of the last backward of a step that reduces once: bytes that are kept and elements whose reduction is through,
+    at its first block or its last, whichever are more together.
+
+    own: (kind, number) of its blocks; sizes: elements of a unit of each kind on the rank; kept: bytes of all of its
+    blocks; elements: of the whole rank.
+    """
+    if setup.schedule in SPLIT_BACKWARD or not own:
+        return 0.0, 0.0
+    through = elements - sizes.get("embedding", 0)
+    at_first = kept, through - sum(count * sizes[kind] for kind, count in own)
+    at_last = kept / sum(count for _, count in own), through - sizes[own[0][0]]
+    return max(at_first, at_last, key=lambda found: found[0] + 4 * found[1] / setup.shards)

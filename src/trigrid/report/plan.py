@@ -192,6 +192,7 @@ COLUMNS = {
 MOMENTS = {
     "loss": "when backward begins with the loss",
     "block": "in the backward of its newest block",
+    "reduce": "in its last backward, beside gradients that are reduced",
     "optimizer": "in the optimizer's update",
     "start": "when its state is made",
 }
