@@ -164,7 +164,8 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on(tmp_path: Path, whom: str)
     assert marker.checkpoint is not None
     assert Path(marker.checkpoint).name == f"step-{marker.step:08d}"
     assert metrics(folder, "step")[-1]["step"] == marker.step
-    assert f"after step {marker.step}; checkpoint {marker.checkpoint}; go on with: trigrid train {folder}/job.toml --resume " in err
+    way_on = f"go on with: trigrid train {folder}/job.toml --resume {folder}"
+    assert f"after step {marker.step}; checkpoint {marker.checkpoint}; {way_on}" in err
     assert "Traceback" not in err
     kinds = [event["kind"] for event in read_events(folder)]
     assert kinds[0] == "launch"
