@@ -81,7 +81,7 @@ def test_every_command_is_among_those_tested() -> None:
         (("train", "nothing.toml"), "job = nothing.toml: there is no such file"),
         (("train", str(TINY), "--parallel.schedule-file", "no.csv"), "no.csv: cannot be read"),
         (("trian",), 'Unknown command "trian". Did you mean "train"?'),
-        (("train",), 'parameter --job requires an argument'),
+        (("train",), "parameter --job requires an argument"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(words: tuple[str, ...], message: str, tmp_path: Path) -> None:

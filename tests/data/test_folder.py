@@ -148,9 +148,7 @@ def test_another_plan_does_not_throw_unfinished_work_away(inputs: list[str], tmp
     with pytest.raises(KeyboardInterrupt):
         make(inputs, tmp_path / "out", stop)
     assert len(list((tmp_path / ".out.partial" / "parts").iterdir())) > 10
-    with pytest.raises(
-        Refused, match=r"/\.out\.partial: holds what a call with other inputs left unfinished"
-    ):
+    with pytest.raises(Refused, match=r"/\.out\.partial: holds what a call with other inputs left unfinished"):
         make(inputs[1:2], tmp_path / "out", quiet)
     assert len(list((tmp_path / ".out.partial" / "parts").iterdir())) > 10
     assert make(inputs, tmp_path / "out", quiet).train[0].documents > 40
@@ -277,7 +275,5 @@ def test_too_little_disk_is_told_before_the_work(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     monkeypatch.setattr("trigrid.data.build.write_parts", lambda *args: pytest.fail("began"))
-    with pytest.raises(
-        Refused, match=r"--out = .*about \d\.\d MiB are needed here, and 0\.0 MiB are free"
-    ):
+    with pytest.raises(Refused, match=r"--out = .*about \d\.\d MiB are needed here, and 0\.0 MiB are free"):
         make(inputs, tmp_path / "out", quiet, tokenizer=str(tokenizer_file))

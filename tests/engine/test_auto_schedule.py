@@ -34,9 +34,7 @@ def uneven(virtual: int, *split: int, **fields: object) -> Job:
     return replace(job, batch=replace(job.batch, global_batch=12, micro_batch=1))
 
 
-@pytest.mark.parametrize(
-    ("virtual", "split", "zero"), [(1, (6, 2), 3), (2, (3, 1, 2, 2), 1)], ids=["6-2", "3-1-2-2"]
-)
+@pytest.mark.parametrize(("virtual", "split", "zero"), [(1, (6, 2), 3), (2, (3, 1, 2, 2), 1)], ids=["6-2", "3-1-2-2"])
 def test_parity_and_traffic_with_unequal_stages(pool: Pool, virtual: int, split: tuple[int, ...], zero: int) -> None:
     job = uneven(virtual, *split, zero=zero)
     schedule = job_schedule(job)

@@ -161,9 +161,7 @@ def test_replicated_shards(pool: Pool, references: References, zero: int) -> Non
         ("pp2dp4", {"zero": 3, "dp_replicate": 2, "bucket_numel": 9_000}),
     ],
 )
-def test_partly_frozen(
-    pool: Pool, references: References, name: str, fields: dict[str, object], model: str
-) -> None:
+def test_partly_frozen(pool: Pool, references: References, name: str, fields: dict[str, object], model: str) -> None:
     """R57: recomputation, ZeRO-3 and frozen parameters. What is frozen keeps its values and has no gradient; with pp4
     the first stage may have nothing to train at all."""
     job = frozen(small_job(named(name, **fields), **MODELS[model]))

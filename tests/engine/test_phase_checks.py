@@ -62,9 +62,7 @@ def test_copies_that_drift_apart_are_named(
     assert all(not run.disagreements for run in pool.run(run_rank, job.parallel.world, job, None))
 
 
-@pytest.mark.parametrize(
-    ("step", "rate", "consumed"), [(2, 1e-3, 0), (1, 1.0000000000000002e-3, 0), (1, 1e-3, 8)]
-)
+@pytest.mark.parametrize(("step", "rate", "consumed"), [(2, 1e-3, 0), (1, 1.0000000000000002e-3, 0), (1, 1e-3, 8)])
 def test_ranks_out_of_step_are_named(pool: Pool, step: int, rate: float, consumed: int) -> None:
     """One step ahead, a learning rate that differs in its last bit, or other samples."""
     job = small_job(named("pp2dp2"))

@@ -28,9 +28,7 @@ def job(*flags: str) -> Job:
 def splits(stages: int, layers: int) -> list[tuple[int, ...]]:
     """All of them; only the ends may be empty."""
     return [
-        counts
-        for counts in product(range(layers + 1), repeat=stages)
-        if sum(counts) == layers and all(counts[1:-1])
+        counts for counts in product(range(layers + 1), repeat=stages) if sum(counts) == layers and all(counts[1:-1])
     ]
 
 

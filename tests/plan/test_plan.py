@@ -207,7 +207,9 @@ def test_every_printed_figure_explains_itself() -> None:
         numbers = list(_numbers(told_json))
         # Neither counts of a layout nor what is told of each stage are figures with a formula of their own.
         assert {value for value in numbers if isinstance(value, float)} <= {value for value, _ in known.values()} | {
-            goodput(16).stall_share, goodput(16).lost_share, goodput(16).restart_share
+            goodput(16).stall_share,
+            goodput(16).lost_share,
+            goodput(16).restart_share,
         }
     weights = explain(plan, "memory.weights")
     assert weights.value == plan.fullest.memory.ledger["weights"]

@@ -295,7 +295,7 @@ def test_jitter_is_that_of_the_slowest_of_all(tmp_path: Path) -> None:
     found = statistics(simulation, replace(NOTHING, jitter=sigma, seed=3, repetitions=repetitions))
     assert (found.played, found.drawn) == (64 * repetitions, False)
     normal = NormalDist()
-    quantiles = [normal.inv_cdf((((k + 0.5) / 10_000)) ** (1 / n)) for k in range(10_000)]
+    quantiles = [normal.inv_cdf(((k + 0.5) / 10_000) ** (1 / n)) for k in range(10_000)]
     expected = fmean(quantiles)
     measured = log((found.mean_s - simulation.beyond_s) / simulation.timeline.step_s) / sigma
     assert measured == pytest.approx(expected, abs=0.03)

@@ -29,9 +29,7 @@ def recorded(folder: Path, run_of: Job, late_s: float = 0.0, without: str = "") 
     """A run of `run_of` on two pipelines, the second late by so much, as `train --trace` would have written it."""
     timeline = replay(order_of(job_schedule(run_of)), RUN)
     spans = [
-        TraceSpan(
-            2 * dp + rank, "compute", str(kind), stage, m, 10 + start + dp * late_s, 10 + end + dp * late_s
-        )
+        TraceSpan(2 * dp + rank, "compute", str(kind), stage, m, 10 + start + dp * late_s, 10 + end + dp * late_s)
         for dp in (0, 1)
         for rank, (kind, stage, m), start, end in timeline.spans
         if f"{kind}{stage}.{m}" != without

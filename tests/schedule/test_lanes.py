@@ -36,9 +36,7 @@ def random_times(random: Random, stages: int, p2p: float) -> Durations:
 
 @given(**sizes, lanes=st.integers(1, 9), scale=st.sampled_from((1e-6, 1.0, 1e4)))
 @settings(max_examples=80, deadline=None)
-def test_every_lane_is_a_play(
-    name: str, pp: int, microbatches: int, random: Random, lanes: int, scale: float
-) -> None:
+def test_every_lane_is_a_play(name: str, pp: int, microbatches: int, random: Random, lanes: int, scale: float) -> None:
     """Slow links as well, up to a thousand times, which queue up messages."""
     schedule = make_schedule(name, pp, microbatches)
     order, durations = order_of(schedule), random_times(random, schedule.stages, 4)

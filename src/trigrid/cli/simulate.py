@@ -202,9 +202,7 @@ def _faults(
         problems.append(Problem("repetitions", repetitions, "without --jitter all of them are the same", (1,)))
     if problems:
         raise Refused(problems)
-    return Faults(
-        slow_ranks=ranks, slow_links=links, jitter=jitter, seed=seed, repetitions=repetitions, stops=stops
-    )
+    return Faults(slow_ranks=ranks, slow_links=links, jitter=jitter, seed=seed, repetitions=repetitions, stops=stops)
 
 
 def _whole(text: str, below: int) -> int | None:

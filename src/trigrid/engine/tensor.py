@@ -27,9 +27,7 @@ Region = Literal["gather", "copy"]
 class TensorParallel:
     """The tensor-parallel regions of one rank."""
 
-    def __init__(
-        self, comm: Comm, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None
-    ):
+    def __init__(self, comm: Comm, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None):
         self.comm = comm
         self.later = later
         self.size, self.index = comm.group("tp").size, comm.group("tp").index

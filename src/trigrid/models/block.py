@@ -70,9 +70,7 @@ class Block(ABC):
         return Drop(lambda: dropout.rows(microbatch, range(first, first + heads), queries), dropout.rate)
 
     @abstractmethod
-    def _place(
-        self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
         """Queries and keys with their places in them, where the block puts them there."""
 
     @abstractmethod

@@ -13,9 +13,7 @@ from trigrid.models.block import Block
 class GptBlock(Block):
     """GELU is its approximation by tanh (Hendrycks and Gimpel 2016), as there."""
 
-    def _place(
-        self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
         return q_SBND, k_SBMD
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:

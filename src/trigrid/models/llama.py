@@ -24,9 +24,7 @@ class LlamaBlock(Block):
         self._rope = Rope(spec, dtype, device)
         self._norms_heads = spec.qk_norm
 
-    def _place(
-        self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
         cos, sin = self._rope.tables(q_SBND.shape[0])
         if not self._norms_heads:
             # Made of nothing that is kept anyway.

@@ -64,9 +64,7 @@ def made_for(plan: Plan, times: Times | None = None) -> Auto:
 
 
 @lru_cache(maxsize=16)
-def _cached(
-    durations: Durations, microbatches: int, placement: tuple[int, ...], limits: Limits, halved: bool
-) -> Auto:
+def _cached(durations: Durations, microbatches: int, placement: tuple[int, ...], limits: Limits, halved: bool) -> Auto:
     return auto_schedule(durations, microbatches, placement, limits, split=halved)
 
 

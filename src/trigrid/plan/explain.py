@@ -173,9 +173,7 @@ FORMULAS: Mapping[str, Formula] = {
         "Narayanan 2021, section 2.2",
     ),
     "memory.ceiling": Formula("what a process can allocate of the accelerator", ("gpu", "hbm_bytes"), "spec/gpus.toml"),
-    "memory.total": Formula(
-        "sum of the categories, as the device sees it", MEMORY, "the ledger of the fullest stage"
-    ),
+    "memory.total": Formula("sum of the categories, as the device sees it", MEMORY, "the ledger of the fullest stage"),
     "memory.allocated": Formula("sum of the categories but allocator and runtime", MEMORY[:-2], "torch's first meter"),
     "memory.reserved": Formula("sum of the categories but runtime", MEMORY[:-1], "torch's second meter"),
     "memory.margin": Formula(
@@ -218,9 +216,7 @@ FORMULAS: Mapping[str, Formula] = {
     ),
     "step_s.high": Formula("step × (1 + the same)", ("step_s", "interval.time"), "docs/accuracy.md"),
     "tokens_per_s_per_gpu": Formula("tokens/s ÷ GPUs", ("tokens_per_s", "world"), "definition"),
-    "step_s": Formula(
-        "sum of the parts, below 0.05 % too", tuple(f"time.{part}" for part in PARTS), "plan/step.py"
-    ),
+    "step_s": Formula("sum of the parts, below 0.05 % too", tuple(f"time.{part}" for part in PARTS), "plan/step.py"),
     "bubble_ratio": Formula(
         "idle ÷ busy time of all ranks", ("pp", "virtual_stages", "microbatches"), "Narayanan 2021"
     ),

@@ -96,9 +96,7 @@ def software_of(row: Row) -> Software:
     software = SOFTWARE[name]
     notes = row.notes.lower()
     if name == "torchtune" and row.text("compile") in ("1", "true"):
-        kernels = replace(
-            software.kernels, gate="recomputed", fused_passes=True, fused_norm=True, fused_rotary=True
-        )
+        kernels = replace(software.kernels, gate="recomputed", fused_passes=True, fused_norm=True, fused_rotary=True)
         software = replace(software, generation="fused", kernels=kernels)
     # DeepSpeed had bf16 before it had an optimizer that adds bf16 gradients in fp32.
     if name == "megatron-deepspeed" and (row.text("grad_dtype") == "fp32" or "bf16_optimizer" in notes):

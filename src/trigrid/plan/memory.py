@@ -372,9 +372,7 @@ class Memory:
         ranks = fullest_ranks(self.held(setup), setup)
         return max(self.device_bytes(setup, self.use(setup, rank)) for rank in ranks)
 
-    def _in_flight(
-        self, setup: Setup, rank: int, chunks: list[tuple[float, float, float]], exact: bool
-    ) -> float:
+    def _in_flight(self, setup: Setup, rank: int, chunks: list[tuple[float, float, float]], exact: bool) -> float:
         name, pp, m, v = setup.schedule, setup.pp, setup.microbatches, setup.virtual
         # With full recomputation what waits for the weight backward is more than what waits for the input's.
         if exact and (len(set(chunks)) > 1 or any(later > kept for kept, _, later in chunks)):

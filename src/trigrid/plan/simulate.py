@@ -103,9 +103,7 @@ def simulate(
         reason = f"schedule {made.name} takes backwards in halves: I and W are needed of every stage"
         raise Refused([Problem("durations", durations, reason)])
     timeline = replay(order_of(made), played)
-    return Simulation(
-        job=job, stages=stages, durations=played, given=times is not None, timeline=timeline, auto=auto
-    )
+    return Simulation(job=job, stages=stages, durations=played, given=times is not None, timeline=timeline, auto=auto)
 
 
 def _times(path: Path, stages: Stages) -> Times:

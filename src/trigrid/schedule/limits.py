@@ -49,9 +49,7 @@ def lower_bound(durations: Durations, placement: Sequence[int], microbatches: in
     """
     stages, f = len(placement), durations.forward_s
     grad = [min(i, b) for i, b in zip(durations.input_s, durations.backward_s, strict=True)]
-    back = [
-        min(b, i + w) for b, i, w in zip(durations.backward_s, durations.input_s, durations.weight_s, strict=True)
-    ]
+    back = [min(b, i + w) for b, i, w in zip(durations.backward_s, durations.input_s, durations.weight_s, strict=True)]
     hops = [d if placement[s] != placement[s + 1] else 0.0 for s, d in enumerate(durations.p2p_s)]
     reached = [0.0]  # When the first microbatch can be at each stage.
     for s in range(stages - 1):
