@@ -16,7 +16,7 @@ from trigrid.errors import RunFailed
 from trigrid.grid import grid_of
 from trigrid.models.build import build_engine
 from trigrid.spec.job import Job
-from trigrid.train import trainer
+from trigrid.train.training import check_copies
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def out_of_step(rank: int, job: Job, culprit: int, step: int, rate: float, consu
     others at the first step."""
     engine = engine_of(rank, job)
     try:
-        trainer._check_copies(engine, *((step, rate, consumed) if rank == culprit else (1, 1e-3, 0)))
+        check_copies(engine, *((step, rate, consumed) if rank == culprit else (1, 1e-3, 0)))
     except RunFailed as failed:
         return str(failed)
     return ""

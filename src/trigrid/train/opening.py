@@ -73,7 +73,7 @@ def again(run_dir: Path, resume: str | None, restarted: bool) -> Opened:
     run has made none of its own since, else from its own newest, if it has come to one."""
     there = tuple(checkpoints(run_dir))
     if resume and resume != LATEST and _is_checkpoint(Path(resume)) and not (restarted and there):
-        return Opened(run_dir, (Path(resume),))
+        return Opened(run_dir, (Path(resume).resolve(),))
     return Opened(run_dir, there)
 
 
@@ -114,7 +114,7 @@ def _find(job: Job, name: str, resume: str, console: Console) -> tuple[Path | No
     if _is_checkpoint(path):
         run_dir = path.resolve().parent.parent
         own = path.resolve().parent.name == "checkpoints" and (run_dir / JOB).exists()
-        return (run_dir if own else None), (path,)
+        return (run_dir if own else None), (path.resolve(),)
     if there := checkpoints(path):
         return path, tuple(there)
     reason = "is neither a checkpoint nor the folder of a run that has one"

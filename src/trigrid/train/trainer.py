@@ -95,7 +95,7 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
             path = str(source) if source else None
             events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
         with Log(job, facts, run_dir, console, state.step) if first else nullcontext() as log:
-            training = Training(job, engine, *loaders(job, data), state, run_dir, group, watchdog, log, events)
+            training = Training(job, engine, *loaders(job, data), state, source, run_dir, group, watchdog, log, events)
             finished = training.run()
             if log:
                 summary = log.end() if finished else Ended("preempted", training.step, str(run_dir))

@@ -36,7 +36,8 @@ Placed = tuple[int, Batch]
 class Training:
     """Trains `engine` from `state` on. All ranks must do the same; the first has a `log` and `events`.
 
-    group: of all ranks on the host, for checkpoints alone.
+    source: the checkpoint that it goes on from, if any; one of another run is no place to go back to. group: of all
+    ranks on the host, for checkpoints alone.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Training:
         loader: Loader,
         held_out: Loader | None,
         state: State,
+        source: Path | None,
         run_dir: Path,
         group: dist.ProcessGroup | None,
         watchdog: Watchdog,
@@ -58,8 +60,7 @@ class Training:
         self._watchdog, self._log, self._events = watchdog, log, events
         self._saver = Saver(engine, run_dir, group)
         self._meter = Meter(engine.comm, engine.device)
-        # What has been saved in this run: a checkpoint of another one is no place to go back to.
-        self._saved = state.step if path_of(run_dir, state.step).exists() else -1
+        self._saved = state.step if source == path_of(run_dir, state.step) else -1
         self._unsaved: str | None = None
 
     @property
@@ -136,7 +137,7 @@ class Training:
             return result.asked_to_stop
         self._state = self._after(result, start)
         if job.run.check_copies:
-            self._check_copies(rate, start)
+            check_copies(engine, number, rate, start)
         if log:
             log.advance(result.loss, step_s, self._tokens)
         if last or number % job.run.log_every == 0:
@@ -268,16 +269,6 @@ class Training:
         if self._events:
             self._events.write(kind, **values)
 
-    def _check_copies(self, rate: float, consumed: int) -> None:
-        """Raise RunFailed where ranks are not at the same step, rate and sample, or hold unequal copies of a weight."""
-        engine, step = self._engine, self._state.step
-        found = engine.comm.gather_objects(f"step {step}, learning rate {rate!r}, {consumed} samples before it")
-        if len(set(found)) > 1:
-            told = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(found))
-            raise RunFailed(f"ranks are out of step: {told}")
-        if differ := engine.disagreements():
-            raise RunFailed(f"step {step}: copies of a weight differ: {'; '.join(differ[:8])}")
-
     def _validate(self, held_out: Loader) -> float:
         """Mean loss over the same few batches of held-out text each time."""
         job, dp_rank = self._job, self._engine.comm.coord.dp
@@ -289,3 +280,13 @@ class Training:
             if self._log:
                 self._log.validating(len(losses), job.run.validation_batches)
         return math.fsum(losses) / len(losses)
+
+
+def check_copies(engine: Engine, step: int, rate: float, consumed: int) -> None:
+    """Raise RunFailed where ranks are not at the same step, rate and sample, or hold unequal copies of a weight."""
+    found = engine.comm.gather_objects(f"step {step}, learning rate {rate!r}, {consumed} samples before it")
+    if len(set(found)) > 1:
+        told = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(found))
+        raise RunFailed(f"ranks are out of step: {told}")
+    if differ := engine.disagreements():
+        raise RunFailed(f"step {step}: copies of a weight differ: {'; '.join(differ[:8])}")
