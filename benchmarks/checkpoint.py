@@ -46,7 +46,7 @@ ffn = 1408
 context = 256
 
 [batch]
-sequence = 256
+sequence = 64
 global_batch = 4
 micro_batch = 4
 
@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job = job_from_text(JOB)
     engine = build_engine(job, Comm(grid_of(job), 0), torch.device("cpu"))
-    tokens = torch.randint(0, job.model.vocab, (1, 4, 256))
+    tokens = torch.randint(0, job.model.vocab, (1, 4, 64))
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         _pairs(engine, tokens, Path(folder), asked.pairs)
         _rates(engine, Path(folder))
