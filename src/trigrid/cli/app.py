@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 import trigrid
-from trigrid.errors import Refused
+from trigrid.errors import Problem, Refused
 
 if TYPE_CHECKING:
     from trigrid.spec.job import Job
@@ -55,6 +55,26 @@ def trainable(path: Path, overrides: Sequence[str], world: int | None = None) ->
     # Here, before any process starts and any data is prepared.
     check_schedule(job)
     return job
+
+
+def searched_job(arguments: Sequence[str], gpus: int | None) -> Job:
+    """The job that is asked for, a file or a model and flags; what is left open of its layout is searched, as
+    `trigrid plan` does."""
+    from trigrid.job.ask import ask
+    from trigrid.plan.auto import auto_job, named_job
+    from trigrid.plan.search import search_layouts
+
+    given = [*arguments]
+    target = given.pop(0) if given and not given[0].startswith("--") else None
+    asked = ask(target, given, gpus=gpus)
+    if not asked.open:
+        return asked.job
+    made = asked.job.parallel.schedule == "auto"
+    found = search_layouts(named_job(asked.job) if made else asked.job, open=asked.open, gpus=asked.gpus)
+    if found is None:
+        reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
+        raise Refused([Problem("gpus", asked.gpus, reason)])
+    return auto_job(found.job) if made else found.job
 
 
 def print_json(value: object) -> None:

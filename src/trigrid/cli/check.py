@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from trigrid.cli.app import JobFile, Json, Overrides, Quiet, app, examples, print_json, trainable
+from trigrid.cli.app import JobFile, Json, Overrides, Quiet, app, examples, print_json, searched_job, trainable
 
 if TYPE_CHECKING:
     from trigrid.report.console import Console
@@ -121,30 +121,16 @@ def prove(
 def _job(arguments: Sequence[str], gpus: int | None, console: Console) -> Job:
     """The job that is asked for, if the engine can run it; what is left open of a model's layout is searched."""
     from trigrid.errors import Problem, Refused
-    from trigrid.job.ask import ask
-    from trigrid.plan.auto import auto_job, named_job
     from trigrid.plan.scheduled import check_schedule
-    from trigrid.plan.search import search_layouts
     from trigrid.spec.rules import check_trainable
 
-    given = [*arguments]
-    target = given.pop(0) if given and not given[0].startswith("--") else None
-    if target is not None and target.endswith(".toml"):
+    if arguments and arguments[0].endswith(".toml"):
         if gpus is not None:
-            raise Refused([Problem("gpus", gpus, f"{target} says how many: give tp, pp or dp")])
-        return trainable(Path(target), given)
-    if not any(flag in ("--cp", "--parallel.cp") for flag in given):
-        # Context parallelism is planned and not run yet.
-        given += ["--parallel.cp", "1"]
-    asked = ask(target, given, gpus=gpus)
-    job = asked.job
-    if asked.open:
-        made = job.parallel.schedule == "auto"
-        found = search_layouts(named_job(job) if made else job, open=asked.open, gpus=asked.gpus)
-        if found is None:
-            reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
-            raise Refused([Problem("gpus", asked.gpus, reason)])
-        job = auto_job(found.job) if made else found.job
+            raise Refused([Problem("gpus", gpus, f"{arguments[0]} says how many: give tp, pp or dp")])
+        return trainable(Path(arguments[0]), arguments[1:])
+    stated = any(flag in ("--cp", "--parallel.cp") for flag in arguments)
+    # Context parallelism is planned and not run yet.
+    job = searched_job([*arguments, *(() if stated else ("--parallel.cp", "1"))], gpus)
     if problems := check_trainable(job):
         raise Refused(problems)
     check_schedule(job)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json
+from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json, searched_job
 
 if TYPE_CHECKING:
     from trigrid.plan.simulate import Simulation
@@ -96,7 +96,7 @@ def simulate(
     _check_paths(trace=trace, svg=svg, save_schedule=save_schedule)
     if compare and not arguments:
         arguments = (str(compare / "job.toml"),)
-    job = _job(arguments, gpus)
+    job = searched_job(arguments, gpus)
     faults = _faults(job, slow_rank, slow_link, jitter, seed, repetitions, fail)
     texts = []
     if balance:
@@ -126,26 +126,6 @@ def simulate(
     if spread:
         texts.append(statistics_text(simulation, faults, spread))
     print("\n\n".join(texts))
-
-
-def _job(arguments: tuple[str, ...], gpus: int | None) -> Job:
-    """The job that is asked for; what is left open of its layout is searched, as `trigrid plan` does."""
-    from trigrid.errors import Problem, Refused
-    from trigrid.job.ask import ask
-    from trigrid.plan.auto import auto_job, named_job
-    from trigrid.plan.search import search_layouts
-
-    given = [*arguments]
-    target = given.pop(0) if given and not given[0].startswith("--") else None
-    asked = ask(target, given, gpus=gpus)
-    if not asked.open:
-        return asked.job
-    made = asked.job.parallel.schedule == "auto"
-    found = search_layouts(named_job(asked.job) if made else asked.job, open=asked.open, gpus=asked.gpus)
-    if found is None:
-        reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
-        raise Refused([Problem("gpus", asked.gpus, reason)])
-    return auto_job(found.job) if made else found.job
 
 
 def _faults(
