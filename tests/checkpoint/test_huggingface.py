@@ -381,7 +381,9 @@ from trigrid.checkpoint.to_huggingface import export_folder
 import torch
 torch.set_num_threads(1)
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    # Without pages of mapped files, which the system takes back as it likes, and keeps as long as it likes.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon:")))
 before, peak = resident(), 0
 def progress(*_):
     global peak
@@ -400,10 +402,10 @@ for name, step in steps.items():
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_no_process_holds_the_model(tmp_path: Path) -> None:
-    """52 million parameters, 207 MB; at its highest the process has grown by less than a quarter of that."""
-    spec = replace(SMALL, hidden=512, layers=12, heads=8, kv_heads=8, head_dim=64, ffn=1536, vocab=8000, qk_norm=True)
+    """73 million parameters, 290 MB; at its highest the process has grown by less than a quarter of that."""
+    spec = replace(SMALL, hidden=512, layers=18, heads=8, kv_heads=8, head_dim=64, ffn=1536, vocab=8000, qk_norm=True)
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_of_model(spec, "float32", 0)), encoding="utf-8")
@@ -411,7 +413,7 @@ def test_no_process_holds_the_model(tmp_path: Path) -> None:
         shapes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).state_dict()
     save_file({name: torch.full(t.shape, i / 7) for i, (name, t) in enumerate(shapes.items())}, folder / SINGLE)
     size = (folder / SINGLE).stat().st_size
-    assert size > 180e6
+    assert size > 270e6
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-c", MEASURED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
