@@ -22,11 +22,10 @@ from trigrid.job import dump_job
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went with the checkpoint of `step`: its folder; seconds from the call to the end, and those in which
+    """How it went with the checkpoint of `step`: seconds from the call to the end, and those in which
     training stood still; bytes, known to the first rank; why it failed, if it did."""
 
     step: int
-    path: Path
     seconds: float
     blocked_s: float
     bytes: int
@@ -116,4 +115,4 @@ class Saver:
                 # All ranks have come to the end of their part, whatever it was.
                 shutil.rmtree(aside(path), ignore_errors=True)
         seconds = time.perf_counter() - begun_s
-        return Outcome(state.step, path, seconds, seconds if blocked_s is None else blocked_s, writer.bytes, failure)
+        return Outcome(state.step, seconds, seconds if blocked_s is None else blocked_s, writer.bytes, failure)

@@ -10,7 +10,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,6 @@ from trigrid.errors import TrigridError
 
 SPARE_BYTES = 64 << 20
 """Left free on the disk beside a checkpoint: for logs, and for what others write meanwhile."""
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What a rank wrote, told with each of its boxes: its file."""
-
-    file: File
 
 
 class PartsSaver(SavePlanner):
@@ -150,7 +143,7 @@ class FolderWriter(StorageWriter):
                 values = planner.resolve_data(item)
                 assert isinstance(values, Tensor)
                 tensors[entry_name(item.index.fqn, item.index.offset or ())] = values.contiguous()
-            written = _Written(write_file(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors))
+            written = write_file(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors)
             results = [WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items]
         done.set_result(results)
         return done
@@ -189,7 +182,7 @@ def describe(
     metadata: Metadata, results: list[list[WriteResult]]
 ) -> tuple[dict[str, StoredParameter], tuple[File, ...]]:
     """The manifest's account of what was written."""
-    written = {result.index: result.storage_data.file for rank in results for result in rank}
+    written = {result.index: result.storage_data for rank in results for result in rank}
     files = sorted(set(written.values()), key=lambda file: file.name)
     number = {file.name: i for i, file in enumerate(files)}
     tensors: dict[str, StoredParameter] = {}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from trigrid.errors import Problem, Refused, RunFailed
-from trigrid.launch.place import RESTARTS_VARIABLE, Place
+from trigrid.launch.place import Place, restarts_of
 from trigrid.spec.job import Faults, Job
 from trigrid.train.failure import give_up
 
@@ -103,7 +103,7 @@ def _attempt() -> str:
     has a store of its own where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set for torchrun.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"attempt {os.environ.get(RESTARTS_VARIABLE, '0')}" if alone else "attempt"
+    return f"attempt {restarts_of(os.environ)}" if alone else "attempt"
 
 
 def _end_with_parent(parent: int) -> None:
