@@ -18,8 +18,8 @@ from helpers.jobs import named, small_job
 from helpers.saved import engine_of, fill, save_now, told
 
 from trigrid.check.pool import Pool
+from trigrid.checkpoint import planners, storage
 from trigrid.checkpoint import saver as saver_module
-from trigrid.checkpoint import storage
 from trigrid.checkpoint.folder import aside, checkpoints, clear, path_of
 from trigrid.checkpoint.manifest import State, read_manifest
 from trigrid.checkpoint.reading import BoxReader
@@ -87,8 +87,8 @@ def save_where_one_fails(rank: int, job: Job, run_dir: Path, where: str, backgro
 
     broken: dict[str, tuple[int, Any]] = {
         "snapshot": (0, patch.object(saver_module, "parts_written", no_memory)),
-        "plan": (0, patch.object(storage, "create_default_global_save_plan", no_memory)),
-        "disk": (1, patch.object(storage, "write_file", full)),
+        "plan": (0, patch.object(planners, "create_default_global_save_plan", no_memory)),
+        "disk": (1, patch.object(storage, "write_tensors", full)),
         "manifest": (0, patch.object(storage, "write_manifest", no_memory)),
     }
     victim, breaks = broken[where]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trigrid.blueprint import decoder
+from trigrid.checkpoint.files import opened
 from trigrid.checkpoint.manifest import DTYPES, Damaged, Format, Kind, State
-from trigrid.checkpoint.storage import opened
 from trigrid.checkpoint.writing import PIECE_BYTES, Planned, Progress, bands, write_checkpoint
 from trigrid.errors import Problem, Refused
 from trigrid.job import dump_job

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trigrid.checkpoint.files import opened
 from trigrid.checkpoint.folder import checkpoints
 from trigrid.checkpoint.manifest import DTYPES, NAME, Damaged, Format, Kind, Manifest, read_job
 from trigrid.checkpoint.parts import entry_name, key_of
 from trigrid.checkpoint.restore import mismatches, verify
-from trigrid.checkpoint.storage import opened
 from trigrid.data.sets import load
 from trigrid.errors import Problem, Refused
 from trigrid.job import job_from_text

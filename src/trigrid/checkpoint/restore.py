@@ -23,7 +23,8 @@ from trigrid.checkpoint.manifest import (
     strangers,
 )
 from trigrid.checkpoint.parts import Part, parts_held
-from trigrid.checkpoint.storage import FolderReader, PartsLoader, among, reasons
+from trigrid.checkpoint.planners import PartsLoader
+from trigrid.checkpoint.storage import FolderReader, among, reasons
 from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Problem, Refused, RunFailed

@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trigrid.checkpoint.folder import aside, path_of, prune
 from trigrid.checkpoint.manifest import State
 from trigrid.checkpoint.parts import Part, parts_written, snapshot
-from trigrid.checkpoint.storage import FolderWriter, PartsSaver, among, reasons
+from trigrid.checkpoint.planners import PartsSaver
+from trigrid.checkpoint.storage import FolderWriter, among, reasons
 from trigrid.engine.runtime import Engine
 from trigrid.job import dump_job
 

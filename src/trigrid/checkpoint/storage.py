@@ -1,4 +1,4 @@
-"""DCP's plans and files: boxes of global tensors in one safetensors file a rank, and a manifest in JSON.
+"""DCP's storage: boxes of global tensors in one safetensors file a rank, and a manifest in JSON.
 
 DCP's own files are pickles, which run code when they are read; these are not.
 """
@@ -8,20 +8,16 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,73 +31,29 @@ from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
     SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
 )
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from trigrid.checkpoint.files import opened, write_tensors, write_text
 from trigrid.checkpoint.folder import aside, publish
 from trigrid.checkpoint.manifest import (
     DTYPES,
     FORMATS,
     JOB,
-    Damaged,
     File,
     Manifest,
     State,
     Stored,
     StoredParameter,
-    digest_of,
-    flush,
     new_manifest,
     write_manifest,
 )
-from trigrid.checkpoint.parts import Part, entry_name, key_of
+from trigrid.checkpoint.parts import entry_name, key_of
 from trigrid.errors import TrigridError
 
 SPARE_BYTES = 64 << 20
 """Left free on the disk beside a checkpoint: for logs, and for what others write meanwhile."""
-
-
-class PartsSaver(SavePlanner):
-    """Plans to write what `parts` gives. It is called within the plan, where DCP tells every rank of an error of one:
-    outside, the others would wait for a rank that has given up."""
-
-    def __init__(self, parts: Callable[[], Sequence[Part]]) -> None:
-        self._parts = parts
-        self._values: dict[MetadataIndex, Tensor] = {}
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """The parts say all."""
-
-    def create_local_plan(self) -> SavePlan:
-        parts = self._parts()
-        self._values = {MetadataIndex(part.key, part.offsets): part.values for part in parts}
-        return SavePlan([_write_item(part) for part in parts])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        plans, metadata = create_default_global_save_plan(all_plans)
-        for key, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata)
-            volume = sum(prod(chunk.sizes) for chunk in tensor.chunks)
-            if volume != prod(tensor.size):
-                raise AssertionError(f"{key}: {volume} of {prod(tensor.size)} elements would be written")
-        return plans, metadata
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._values[write_item.index]
-
-
-def _write_item(part: Part) -> WriteItem:
-    chunk = ChunkStorageMetadata(torch.Size(part.offsets), part.values.shape)
-    data = TensorWriteData(chunk, TensorProperties(part.values.dtype), torch.Size(part.shape))
-    return WriteItem(MetadataIndex(part.key, part.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
 class FolderWriter(StorageWriter):
@@ -142,8 +94,8 @@ class FolderWriter(StorageWriter):
             for item in plan.items:
                 values = planner.resolve_data(item)
                 assert isinstance(values, Tensor)
-                tensors[entry_name(item.index.fqn, item.index.offset or ())] = values.contiguous()
-            written = write_file(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors)
+                tensors[entry_name(item.index.fqn, item.index.offset or ())] = values
+            written = write_tensors(self._aside / f"rank-{plan.storage_data:05d}.safetensors", tensors)
             results = [WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items]
         done.set_result(results)
         return done
@@ -158,24 +110,6 @@ class FolderWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
-
-
-def write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
-    """Write contiguous tensors on the host to a safetensors file, down to the disk."""
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:
-        # An error of the disk comes as text.
-        raise OSError(f"{path.name} cannot be written: {error}") from None
-    with path.open("rb") as file:
-        flush(file)
-    return File(path.name, path.stat().st_size, digest_of(path))
-
-
-def write_text(path: Path, text: str) -> None:
-    with path.open("wb") as file:
-        file.write(text.encode())
-        flush(file)
 
 
 def describe(
@@ -196,52 +130,6 @@ def describe(
         parameter = tensors.setdefault(name, StoredParameter(tuple(tensor.size), {}))
         parameter.kinds[kind] = Stored(FORMATS[tensor.properties.dtype], parts)  # type: ignore[index]
     return tensors, tuple(files)
-
-
-class PartsLoader(LoadPlanner):
-    """Plans to read `parts`, in place."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._values = {MetadataIndex(part.key, part.offsets): part.values for part in parts}
-        self._metadata = Metadata({})
-
-    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        assert metadata is not None
-        self._metadata = metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        wanted: dict[str, list[ChunkStorageMetadata]] = defaultdict(list)
-        for part in self._parts:
-            wanted[part.key].append(ChunkStorageMetadata(torch.Size(part.offsets), part.values.shape))
-        items: list[ReadItem] = []
-        for key, chunks in wanted.items():
-            stored = self._metadata.state_dict_metadata[key]
-            assert isinstance(stored, TensorStorageMetadata)
-            found = create_read_items_for_chunk_list(key, stored, chunks)
-            covered, needed = sum(prod(item.lengths) for item in found), sum(prod(chunk.sizes) for chunk in chunks)
-            if covered != needed:
-                raise AssertionError(f"{key}: {covered} of {needed} elements would be read")
-            items += found
-        return LoadPlan(items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise AssertionError("a checkpoint of trigrid has tensors alone")
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        target = self._values[read_item.dest_index]
-        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            target = target.narrow(dim, offset, length)
-        return target
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """What is read is read in place."""
 
 
 class FolderReader(StorageReader):
@@ -287,7 +175,8 @@ class FolderReader(StorageReader):
             with opened(self._folder / name) as file:
                 for item in items:
                     box = file.get_slice(entry_name(item.storage_index.fqn, item.storage_index.offset or ()))
-                    values = box[_slices(item.storage_offsets, item.lengths)]
+                    here = zip(item.storage_offsets, item.lengths, strict=True)
+                    values = box[tuple(slice(offset, offset + length) for offset, length in here)]
                     planner.resolve_tensor(item).copy_(values)
         done: Future[None] = Future()
         done.set_result(None)
@@ -314,15 +203,3 @@ def reasons(error: CheckpointException) -> str:
 
 def _reason(cause: BaseException) -> str:
     return str(cause) if isinstance(cause, OSError | TrigridError) else f"{type(cause).__name__}: {cause}"
-
-
-def opened(path: Path) -> Any:
-    """A safetensors file, to be read in slices. Raises Damaged where it is none."""
-    try:
-        return safe_open(path, "pt")
-    except (SafetensorError, OSError) as error:
-        raise Damaged(f"{path}: cannot be read: {error}") from None
-
-
-def _slices(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))

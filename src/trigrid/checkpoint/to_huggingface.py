@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trigrid.checkpoint.files import FileWriter, Header
 from trigrid.checkpoint.from_huggingface import INDEX, SINGLE
 from trigrid.checkpoint.manifest import DTYPES, Format
 from trigrid.checkpoint.reading import BoxReader, job_of
-from trigrid.checkpoint.writing import PIECE_BYTES, FileWriter, Header, Progress, bands, check_new, made_aside
+from trigrid.checkpoint.writing import PIECE_BYTES, Progress, bands, check_new, made_aside
 from trigrid.data.tokenizer import load_tokenizer
 from trigrid.models.huggingface import Place, tensors, turned_back
 from trigrid.spec.model import ModelSpec

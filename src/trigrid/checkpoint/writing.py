@@ -1,8 +1,7 @@
-"""Writing safetensors files and whole checkpoints in one process, one bounded piece after the other."""
+"""Writing whole checkpoints in one process, one bounded piece after the other."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,13 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
-import torch
-import xxhash
 from torch import Tensor
 
+from trigrid.checkpoint.files import FileWriter, Header, write_text
 from trigrid.checkpoint.folder import aside, publish
 from trigrid.checkpoint.manifest import (
     DTYPES,
@@ -28,18 +25,16 @@ from trigrid.checkpoint.manifest import (
     Stored,
     StoredParameter,
     Stretch,
-    flush,
     new_manifest,
     write_manifest,
 )
 from trigrid.checkpoint.manifest import NAME as MANIFEST
 from trigrid.checkpoint.parts import entry_name, key_of
-from trigrid.checkpoint.storage import SPARE_BYTES, write_text
+from trigrid.checkpoint.storage import SPARE_BYTES
 from trigrid.errors import Problem, Refused, RunFailed
 
 PIECE_BYTES = 16 << 20
 """About as much of a tensor is read and written at a time."""
-HEADER_ALIGNMENT = 8
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -68,62 +63,6 @@ class Planned:
     def entry(self) -> str:
         """How it is called in its file."""
         return entry_name(key_of(self.name, self.kind), self.offsets)
-
-
-@dataclass(frozen=True)
-class Header:
-    """A tensor of a file to be written."""
-
-    name: str
-    dtype: Format
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return prod(self.shape) * DTYPES[self.dtype].itemsize
-
-
-class FileWriter:
-    """A safetensors file that is written from front to back. Use as a context manager, write every tensor in the order
-    of `tensors`, in pieces of any size, then call `end`."""
-
-    def __init__(self, path: Path, tensors: Sequence[Header], metadata: Mapping[str, str] | None = None) -> None:
-        self._path = path
-        self._hasher = xxhash.xxh3_128()
-        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-        at = 0
-        for tensor in tensors:
-            span = [at, at + tensor.bytes]
-            header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": span}
-            at = span[1]
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % HEADER_ALIGNMENT)
-        self._missing = at
-        self._bytes = 8 + len(text) + at
-        self._file = path.open("wb")
-        self._put(len(text).to_bytes(8, "little") + text)
-
-    def __enter__(self) -> FileWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
-
-    def write(self, values: Tensor) -> None:
-        """The next elements, on the host."""
-        content = values.contiguous().flatten().view(torch.uint8).numpy()
-        self._missing -= content.nbytes
-        self._put(content.data)
-
-    def end(self) -> File:
-        """Down to the disk."""
-        assert self._missing == 0, f"{self._path}: {self._missing} bytes are missing"
-        flush(self._file)
-        return File(self._path.name, self._bytes, self._hasher.hexdigest())
-
-    def _put(self, content: bytes | memoryview) -> None:
-        self._file.write(content)
-        self._hasher.update(content)
 
 
 def bands(sizes: Sequence[int], itemsize: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
@@ -176,15 +115,8 @@ def write_checkpoint(
 ) -> None:
     """Write the checkpoint `path`, visible only when it is complete. files: what each rank's file holds, by the rank;
     shapes: of all parameters. Raises Refused where it is there already or there is no room."""
-    # In the order of the library that ranks write with, so that their files are the same.
     files = {
-        rank: sorted(
-            planned,
-            key=lambda part: (
-                -_header(part, source).bytes // prod(part.sizes),
-                part.entry,
-            ),
-        )
+        rank: sorted(planned, key=lambda part: _header(part, source).order)
         for rank, planned in files.items()
         if planned
     }
