@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trigrid.engine.activity import Activity, Waiting
-from trigrid.engine.recorder import Recorder
+from trigrid.engine.recorder import WAIT, Recorder
 from trigrid.grid import Grid
 from trigrid.plan.traffic import TransferKind
 
@@ -73,23 +73,31 @@ class Traffic:
 
 
 class Pending:
-    """A collective or a receive under way; `wait` returns its result. until: waits for `work`, if there is any."""
+    """A collective or a receive under way, whose result `wait` returns.
+
+    arriving: what it writes to, not to be read before that; until: waits for `work`, if there is any; sent: what it
+    reads, which lives until it is over, as backends keep it; finish: from `arriving` to the result.
+    """
 
     def __init__(
-        self, work: dist.Work | None, result: Callable[[], Tensor], until: Callable[[dist.Work], None] | None = None
+        self,
+        work: dist.Work | None,
+        arriving: Tensor,
+        until: Callable[[dist.Work], None] | None = None,
+        sent: Tensor | None = None,
+        finish: Callable[[Tensor], Tensor] = lambda arrived: arrived,
     ):
         self._work = work
-        self._result = result
+        self.arriving = arriving
         self._until = until
+        self._sent = sent
+        self._finish = finish
 
     def wait(self) -> Tensor:
         if self._work is not None and self._until is not None:
             self._until(self._work)
-        return self._result()
-
-    def arriving(self) -> Tensor:
-        """What an all-gather or a receive is writing to; not to be read before `wait`."""
-        return self._result()
+        self._work = self._sent = None
+        return self._finish(self.arriving)
 
 
 class Comm:
@@ -97,8 +105,9 @@ class Comm:
 
     A world of one rank needs no process group at all. `device` is where the tensors live that will be sent.
 
-    recorder: who is told of every transfer, if anyone. waited_s: seconds in which this process has waited for others or
-    for the network; on CUDA waiting is the device's, and this is next to nothing. activity: what this rank does now.
+    recorder: who is told of every transfer and every wait, if anyone. waited_s: seconds in which this process has
+    waited for others or for the network; on CUDA waiting is the device's, and this is next to nothing. activity: what
+    this rank does now.
     timeout: after which a call that waits for other ranks fails, torch's own if None; above the limits of a watchdog,
     which has more to say.
     """
@@ -115,7 +124,7 @@ class Comm:
         self.activity = Activity()
         self._timeout = timeout
         joined = grid.world > 1
-        self._gloo = joined and dist.get_backend() == "gloo"
+        self._gloo = joined and self.backend() == "gloo"
         everyone = tuple(range(grid.world))
         self._groups = {axis: self._make_group(axis) for axis in self.AXES}
         # Without context parallelism and replicas the ranks that see other tokens are those that share shards.
@@ -125,6 +134,10 @@ class Comm:
         self._channels = self._open_channels()
         if joined and not self._gloo:
             self._connect(device)
+
+    def backend(self) -> str:
+        """Whose calls are made."""
+        return str(dist.get_backend())
 
     def _make_group(self, axis: str) -> Group:
         ranks = self.grid.group(axis, self.rank)
@@ -150,11 +163,11 @@ class Comm:
     def all_reduce_start(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Pending:
         group = self._groups[axis]
         if group.size == 1 or tensor.numel() == 0:
-            return Pending(None, lambda: tensor)
+            return Pending(None, tensor)
         self.traffic.add(Transfer(axis, "all_reduce"), tensor)
         reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
         until = self._begin(group, "all_reduce")
-        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), lambda: tensor, until)
+        return Pending(dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True), tensor, until)
 
     def _begin(self, group: Group, kind: TransferKind) -> Callable[[dist.Work], None]:
         """A transfer begins; what is returned waits for its end."""
@@ -172,8 +185,11 @@ class Comm:
     def waiting(self, waiting: Waiting) -> Iterator[None]:
         """This rank waits for others while the body of the `with` runs."""
         self.activity.wait(waiting)
+        recorded = self.recorder.begin(WAIT, waiting.axis or "pp") if self.recorder else None
         begun_s = time.perf_counter()
         yield
+        if recorded:
+            recorded()
         self.waited_s += time.perf_counter() - begun_s
         self.activity.wait(None)
 
@@ -184,12 +200,13 @@ class Comm:
     def all_gather_start(self, shard: Tensor, axis: str) -> Pending:
         group = self._groups[axis]
         if group.size == 1:
-            return Pending(None, lambda: shard)
+            return Pending(None, shard)
         full = shard.new_empty((shard.shape[0] * group.size, *shard.shape[1:]))
+        shard = shard.contiguous()
         self.traffic.add(Transfer(axis, "all_gather"), full)
         until = self._begin(group, "all_gather")
-        work = dist.all_gather_single(full, shard.contiguous(), group=group.handle, async_op=True)
-        return Pending(work, lambda: full, until)
+        work = dist.all_gather_single(full, shard, group=group.handle, async_op=True)
+        return Pending(work, full, until, shard)
 
     def reduce_scatter(self, full: Tensor, axis: str) -> Tensor:
         """Sum `full` over `axis` and return this rank's part of dimension 0."""
@@ -198,18 +215,19 @@ class Comm:
     def reduce_scatter_start(self, full: Tensor, axis: str) -> Pending:
         group = self._groups[axis]
         if group.size == 1:
-            return Pending(None, lambda: full)
+            return Pending(None, full)
         full = full.contiguous()
         self.traffic.add(Transfer(axis, "reduce_scatter"), full)
         until = self._begin(group, "reduce_scatter")
+        shape = (full.shape[0] // group.size, *full.shape[1:])
         if self._gloo:
             # Gloo's own reduce-scatter is several times slower than an exchange and a local sum.
-            parts = torch.empty_like(full)
+            parts = full.new_empty((group.size, *shape))
             work = dist.all_to_all_single(parts, full, group=group.handle, async_op=True)
-            return Pending(work, lambda: parts.view(group.size, -1, *full.shape[1:]).sum(0), until)
-        shard = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
+            return Pending(work, parts, until, full, lambda arrived: arrived.sum(0))
+        shard = full.new_empty(shape)
         work = dist.reduce_scatter_single(shard, full, group=group.handle, async_op=True)
-        return Pending(work, lambda: shard, until)
+        return Pending(work, shard, until, full)
 
     def _open_channels(self) -> dict[tuple[int, int], Channel]:
         """A channel in each direction between pipeline ranks whose stages follow each other."""
@@ -321,7 +339,7 @@ class Channel:
     def receive_start(self, tensor: Tensor) -> Pending:
         """Post a receive into `tensor`."""
         self._comm.traffic.add(Transfer("pp", "receive"), tensor)
-        return Pending(dist.irecv(tensor, self._src, group=self._handle), lambda: tensor, self._receive)
+        return Pending(dist.irecv(tensor, self._src, group=self._handle), tensor, self._receive)
 
     def _receive(self, work: dist.Work) -> None:
         with self._comm.waiting(self._receiving):

@@ -32,7 +32,7 @@ def head_loss(
     padding. chunks: pieces of the sequence; more than one bounds the logits to a piece, computed again in backward.
     """
     if chunks == 1:
-        (logits_SBV,) = tp.products(x_SBH, (weight_VH, None))
+        (logits_SBV,) = tp.products(x_SBH, [(weight_VH, None)])
         return _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], tp.comm)  # type: ignore[no-untyped-call, no-any-return]
     return _InChunks.apply(x_SBH, weight_VH, labels_SB, scale, local.box[0], tp.comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-COMPUTE = "compute"
+COMPUTE, WAIT = "compute", "wait"
+"""Streams: what is computed, and for whom that waits."""
 
 
 class Span(NamedTuple):
@@ -60,6 +61,10 @@ class Recorder:
 
     def start(self) -> None:
         self._start = self._now()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start; on CUDA until the device has done what it was given so far."""
+        return self._seconds(self._now())
 
     @contextmanager
     def span(self, stream: str, kind: str, stage: int | None = None, microbatch: int | None = None) -> Iterator[None]:

@@ -6,7 +6,7 @@ sequence there, and all of it between `enter` and `leave`; sequence first, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -22,6 +22,8 @@ from trigrid.engine.comm import Comm
 from trigrid.engine.later import WeightQueue
 
 Region = Literal["gather", "copy"]
+Layer = tuple[Tensor, Tensor | None]
+"""Weight and bias."""
 
 
 class TensorParallel:
@@ -65,10 +67,10 @@ class TensorParallel:
         return self.leave(F.embedding(rows_SB, weight_VH) * here_SB1)
 
     def column(
-        self, make: Make, inputs: Sequence[Tensor], *layers: tuple[Tensor, Tensor | None], again: bool
+        self, make: Make, inputs: Sequence[Tensor], layers: Iterable[Layer], *, again: bool
     ) -> tuple[Tensor, ...]:
-        """What `make` makes of `inputs`, into a region and through layers, weight and bias of each cut over its
-        outputs.
+        """What `make` makes of `inputs`, into a region and through layers cut over their outputs, each taken when its
+        turn comes.
 
         again: what `make` makes is not kept but made again in backward, unless it must be gathered and is kept whole.
         With `regather`, the whole sequence is gathered once more in backward instead of being kept.
@@ -81,15 +83,14 @@ class TensorParallel:
         x_SBH = make(*inputs)
         if self.sequence_parallel and self.regather:
             return self._products(_same, [x_SBH], layers, region)
-        return self.products(self.enter(x_SBH), *layers)
+        return self.products(self.enter(x_SBH), layers)
 
-    def row(self, make: Make, inputs: Sequence[Tensor], weight: Tensor, *, again: bool) -> Tensor:
-        """What `make` makes of `inputs`, through a layer cut over its inputs, and out of the region."""
-        layer = (weight, None)
-        (y,) = self._products(make, inputs, [layer], None) if again else self.products(make(*inputs), layer)
+    def row(self, make: Make, inputs: Sequence[Tensor], layers: Iterable[Layer], *, again: bool) -> Tensor:
+        """What `make` makes of `inputs`, through the one of `layers`, cut over its inputs, and out of the region."""
+        (y,) = self._products(make, inputs, layers, None) if again else self.products(make(*inputs), layers)
         return self.leave(y)
 
-    def products(self, x: Tensor, *layers: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+    def products(self, x: Tensor, layers: Iterable[Layer]) -> tuple[Tensor, ...]:
         """`x` through each of `layers`, outside of any region."""
         if self.later:
             return self._products(_same, [x], layers, None)
@@ -99,7 +100,7 @@ class TensorParallel:
         self,
         make: Make,
         inputs: Sequence[Tensor],
-        layers: Sequence[tuple[Tensor, Tensor | None]],
+        layers: Iterable[Layer],
         region: Region | None,
     ) -> tuple[Tensor, ...]:
         return _Products.apply(make, self, region, len(inputs), *inputs, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]

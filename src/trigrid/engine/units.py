@@ -82,7 +82,7 @@ class RunUnit:
         self.has_backward = placed.backward
         self.buckets = list({id(bucket): bucket for _, (bucket, _) in places}.values())
         self._function = function
-        self._places = list(places)
+        self._places = dict(places)
         self._recompute = recompute
         self._queue = queue
         self._saved: dict[int, _Saved] = {}
@@ -101,7 +101,7 @@ class RunUnit:
             self._saved[index] = _Saved(x, get_gradient_edge(y), microbatch)
             return y.detach()
         with torch.no_grad():
-            y = self._function(self._weights(None), x, microbatch)
+            y = self._function(_Weights(self, self._places, None), x, microbatch)
         if keep:
             self._saved[index] = _Saved(x, None, microbatch)
         return y
@@ -157,7 +157,7 @@ class RunUnit:
             place[0].add_gradient(place[1], gradient)
 
     def _place_of(self, weight: Tensor) -> Place:
-        for _, (bucket, entry) in self._places:
+        for bucket, entry in self._places.values():
             if bucket.owns(weight) and bucket.layout.entries[entry].offset == weight.storage_offset():
                 return bucket, entry
         raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {weight.storage_offset()}")
@@ -166,15 +166,7 @@ class RunUnit:
         with torch.enable_grad(), self._never_saving_weights():
             # A leaf that stays without gradient: it only makes autograd visit the weights.
             anchor = torch.zeros((), device=x.device, requires_grad=True)
-            return self._function(self._weights(anchor), x, microbatch)
-
-    def _weights(self, anchor: Tensor | None) -> dict[str, Tensor]:
-        if anchor is None:
-            return {role: bucket.weight(i) for role, (bucket, i) in self._places}
-        return {
-            role: bucket.weight(i) if bucket.frozen else _GetWeight.apply(anchor, self, bucket, i)  # type: ignore[no-untyped-call]
-            for role, (bucket, i) in self._places
-        }
+            return self._function(_Weights(self, self._places, anchor), x, microbatch)
 
     def _never_saving_weights(self) -> AbstractContextManager[object]:
         """Autograd stores a handle in place of a gathered weight, or the storage would outlive `close`."""
@@ -196,6 +188,32 @@ class RunUnit:
             return view
 
         return saved_tensors_hooks(pack, unpack)
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The weights of a unit by role.
+
+    Each enters the graph when it is asked for, just before its use: of the nodes that are ready, autograd runs the one
+    made last, so a gradient goes to its bucket as soon as it is there. Without an anchor there is no graph.
+    """
+
+    def __init__(self, unit: RunUnit, places: Mapping[str, Place], anchor: Tensor | None):
+        self._unit, self._places, self._anchor = unit, places, anchor
+
+    def __getitem__(self, role: str) -> Tensor:
+        bucket, index = self._places[role]
+        if self._anchor is None or bucket.frozen:
+            return bucket.weight(index)
+        return _GetWeight.apply(self._anchor, self._unit, bucket, index)  # type: ignore[no-untyped-call, no-any-return]
+
+    def __contains__(self, role: object) -> bool:
+        return role in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class _GetWeight(torch.autograd.Function):
@@ -257,12 +275,13 @@ class Stage:
             assert into is not None, f"{unit.name} has no gradient to start from"
             into = unit.input_backward(into, index)
             _leave(unit, following)
-        self._embedded[index] = into
+        if any(unit.embeds for unit in self._backwards):
+            self._embedded[index] = into
         return into
 
     def weight_backward(self, index: int) -> None:
         """The other half."""
-        into = self._embedded.pop(index)
+        into = self._embedded.pop(index, None)
         for unit, following in _with_following(self._backwards):
             for bucket in unit.buckets:
                 bucket.open_gradients()

@@ -248,7 +248,7 @@ class Bucket:
 
         return Ledger(
             {
-                "weights": count(self.weights, self._gathering.arriving() if self._gathering else None),
+                "weights": count(self.weights, self._gathering.arriving if self._gathering else None),
                 "master": count(self.master),
                 "gradients": count(self._gradients, self._transient),
             }

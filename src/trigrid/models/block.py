@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from trigrid.engine.again import unkept
 from trigrid.engine.dropout import Dropout
-from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.tensor import Layer, TensorParallel
 from trigrid.engine.units import Microbatch
 from trigrid.models.attention import Attention, DocumentMasks, Drop
 from trigrid.models.norms import Norm
@@ -49,9 +49,8 @@ class Block(ABC):
         return x_SBH + ways.ffn.hidden(self._feed_forward(w, x_SBH, ways.selective), microbatch, first)
 
     def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
-        layers = ((w[role], w.get(f"{role}_bias")) for role in "qkv")
         normed = self._norm.inputs(w, "attention_norm", x_SBH)
-        qkv = self._tp.column(self._norm, normed, *layers, again=ways.selective)
+        qkv = self._tp.column(self._norm, normed, column_layers(w, *"qkv"), again=ways.selective)
         q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._head_dim) for y in qkv)
         q_SBND, k_SBMD = self._place(w, q_SBND, k_SBMD, ways.selective)
         q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
@@ -59,7 +58,7 @@ class Block(ABC):
         mask_B1SS = self._masks.of(microbatch)
         with unkept(q_SBND, k_SBMD):
             o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, ways.selective)
-        y_SBH = self._tp.leave(*self._tp.products(o_BNSD.permute(2, 0, 1, 3).flatten(2), (w["o"], None)))
+        y_SBH = self._tp.leave(*self._tp.products(o_BNSD.permute(2, 0, 1, 3).flatten(2), row_layer(w, "o")))
         return y_SBH + w["o_bias"] if "o_bias" in w else y_SBH
 
     def _drop(self, dropout: Dropout, microbatch: Microbatch, q_BNSD: Tensor) -> Drop | None:
@@ -76,3 +75,13 @@ class Block(ABC):
     @abstractmethod
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         """From the block's middle to what is added to it, the norm included."""
+
+
+def column_layers(w: Mapping[str, Tensor], *roles: str) -> Iterator[Layer]:
+    """Weight and bias of each of `roles`, asked for when its product is."""
+    return ((w[role], w.get(f"{role}_bias")) for role in roles)
+
+
+def row_layer(w: Mapping[str, Tensor], role: str) -> Iterator[Layer]:
+    """The same of a layer whose bias, if there is one, is added after a sum."""
+    yield w[role], None

@@ -20,7 +20,7 @@ from trigrid.engine.loss import head_loss
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
 from trigrid.models.attention import Attention, causal_attention
-from trigrid.models.block import Block, Ways
+from trigrid.models.block import Block, Ways, row_layer
 from trigrid.models.gpt import GptBlock
 from trigrid.models.llama import LlamaBlock
 from trigrid.models.norms import Norm
@@ -92,7 +92,7 @@ class Decoder:
 
     def logits(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
         """What the head, by the weights of its unit, says of the next tokens; of its own columns where TP cuts it."""
-        (logits_SBV,) = self._tp.products(self._final(w, x_SBH), (w["head"], None))
+        (logits_SBV,) = self._tp.products(self._final(w, x_SBH), row_layer(w, "head"))
         return logits_SBV
 
     def _head(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, local: LocalParameter) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from trigrid.models.block import Block
+from trigrid.models.block import Block, column_layers, row_layer
 
 
 class GptBlock(Block):
@@ -18,8 +18,8 @@ class GptBlock(Block):
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         normed = self._norm.inputs(w, "ffn_norm", x_SBH)
-        up = self._tp.column(self._norm, normed, (w["up"], w["up_bias"]), again=selective)
-        return self._tp.row(_gelu, up, w["down"], again=selective) + w["down_bias"]
+        up = self._tp.column(self._norm, normed, column_layers(w, "up"), again=selective)
+        return self._tp.row(_gelu, up, row_layer(w, "down"), again=selective) + w["down_bias"]
 
 
 def _gelu(up_SBF: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trigrid.engine.again import make
 from trigrid.engine.tensor import TensorParallel
 from trigrid.models.attention import Attention
-from trigrid.models.block import Block
+from trigrid.models.block import Block, column_layers, row_layer
 from trigrid.models.rope import Rope, rotate
 from trigrid.spec.model import ModelSpec
 
@@ -39,8 +39,8 @@ class LlamaBlock(Block):
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         normed = self._norm.inputs(w, "ffn_norm", x_SBH)
-        gate_and_up = self._tp.column(self._norm, normed, (w["gate"], None), (w["up"], None), again=selective)
-        return self._tp.row(_swiglu, gate_and_up, w["down"], again=selective)
+        gate_and_up = self._tp.column(self._norm, normed, column_layers(w, "gate", "up"), again=selective)
+        return self._tp.row(_swiglu, gate_and_up, row_layer(w, "down"), again=selective)
 
 
 def _swiglu(gate_SBF: Tensor, up_SBF: Tensor) -> Tensor:
