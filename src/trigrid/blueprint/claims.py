@@ -285,7 +285,8 @@ def _attend(spec: ModelSpec) -> Attend:
 def _scores(spec: ModelSpec, kernels: Kernels) -> list[Saved]:
     """What the attention itself keeps: the log-sum-exp, or the softmax and, with dropout, its mask and output."""
     if kernels.fused_attention:
-        return [Saved("log_sum_exp", spec.heads, "fp32", "tp")]
+        mask = [Saved("mask", 1, "compute", "none", scores=True)] if kernels.documents else []
+        return [Saved("log_sum_exp", spec.heads, "fp32", "tp"), *mask]
     found = [Saved("softmax", spec.heads, "compute", "tp", scores=True, dropped=True)]
     if kernels.dropout:
         found += [

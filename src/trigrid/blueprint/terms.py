@@ -34,6 +34,7 @@ class Kernels:
     again in backward. selective: what
     selective recomputation runs again: "attention" its core, "alternate" every second product and all between, "cheap"
     its core and, but for what a collective gathered, the inputs of products that a norm or an activation made.
+    documents: tokens attend within their documents, and fused attention keeps a mask of numbers.
     hashed_dropout, hashed_scores: dropout of hidden states, and of the attention's probabilities, whose masks are made
     again and not kept.
     """
@@ -49,6 +50,7 @@ class Kernels:
     loss: Literal["fused", "unfused", "chunked", "in-place", "dtensor", "pieces"] = "fused"
     pieces: int = 1
     selective: Literal["attention", "alternate", "cheap"] = "attention"
+    documents: bool = False
     hashed_dropout: bool = False
     hashed_scores: bool = False
 

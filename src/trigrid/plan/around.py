@@ -277,8 +277,10 @@ def recompute_table(job: Job, software: Software) -> tuple[Recompute, ...]:
     layout = replace(job.parallel, regather=False, loss_chunks=1, recompute="none")
     around = Around(replace(job, parallel=layout), _keeping(software, layout))
     base = around.here
+    # A stage of this project's engine recomputes all of its blocks or none.
+    shares = (1.0,) if software.traced else (0.25, 0.5, 0.75, 1.0)
     kinds = [("selective", "selective", 1.0)]
-    kinds += [(f"full, {share:.0%} of the blocks", "full", share) for share in (0.25, 0.5, 0.75, 1.0)]
+    kinds += [(f"full, {share:.0%} of the blocks", "full", share) for share in shares]
     tried = [
         (what, around.price(around.setup._replace(recompute=mode, recomputed=share), around.step))
         for what, mode, share in kinds

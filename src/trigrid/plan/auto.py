@@ -99,7 +99,8 @@ def holding(use: StageUse, more: float) -> StageUse:
     moving = use.moving + more
     if use.moment == "reduce":
         # Earlier in the step there may then be more than that.
-        earlier = max(peak for name, peak in use.peaks if name in ("loss", "block")) - sum(use.state) + more
+        stays = sum(use.state) + use.inputs
+        earlier = max(peak for name, peak in use.peaks if name in ("loss", "block")) - stays + more
         if earlier <= use.moving:
             return use
         return use._replace(activations=earlier, transients=0.0, buffers=0.0, moment="block", moving=earlier)

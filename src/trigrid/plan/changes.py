@@ -27,12 +27,15 @@ MOST_DEGREES = 8
 
 @dataclass(frozen=True)
 class Change:
-    """A single change that makes a job fit; setup: in the layout that is then the fastest."""
+    """A single change that makes a job fit; setup: in the layout that is then the fastest. gpus: where there are more
+    of them; gpu: where it is another accelerator."""
 
     what: str
     step_s: float
     bytes: float
     setup: Setup
+    gpus: int | None = None
+    gpu: str | None = None
 
 
 def changes_that_fit(found: Found) -> tuple[Change, ...]:
@@ -57,7 +60,7 @@ def changes_that_fit(found: Found) -> tuple[Change, ...]:
             continue
         best = _best(replace(space, gpus=gpus, open=space.open | {"dp"}), software)
         if best:
-            changes.append(Change(f"{gpus:,} GPUs", best.step_s, best.bytes, best.setup))
+            changes.append(Change(f"{gpus:,} GPUs", best.step_s, best.bytes, best.setup, gpus=gpus))
             break
     return (*changes, *_elsewhere(found))
 
@@ -82,7 +85,8 @@ def _elsewhere(found: Found) -> Iterator[Change]:
             # It does not multiply the job's number format.
             continue
         if best:
-            yield Change(f"{gpu.name} of {gpu.hbm_bytes / GIB:.0f} GiB", best.step_s, best.bytes, best.setup)
+            what = f"{gpu.name} of {gpu.hbm_bytes / GIB:.0f} GiB"
+            yield Change(what, best.step_s, best.bytes, best.setup, gpu=gpu.name)
             return
 
 

@@ -223,6 +223,11 @@ FORMULAS: Mapping[str, Formula] = {
     "idle_share": Formula(
         "idle ÷ pipeline time of all ranks", ("pp", "virtual_stages", "microbatches"), "Narayanan 2021"
     ),
+    "idle_share.equal": Formula(
+        "(p − 1)/(v · m + p − 1): of 1F1B if all stages took equally long and messages no time",
+        ("pp", "virtual_stages", "microbatches"),
+        "Narayanan 2021, section 2.2",
+    ),
     "tokens_per_s": Formula("global_batch · sequence ÷ step", ("global_batch", "sequence", "step_s"), "definition"),
     "mfu_full_attention": Formula(
         "model FLOPs of a token, all scores, × tokens/s ÷ (GPUs · dense peak)",

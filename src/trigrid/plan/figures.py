@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from trigrid.plan.goodput import RESTART_S, STALL_S, WRITE_S, goodput
 from trigrid.plan.plan import Plan
+from trigrid.plan.setup import Setup
 
 TOKENS = 1e12
 """Of the training that is told where none is asked."""
@@ -22,6 +23,13 @@ def memory_wall(plan: Plan) -> dict[str, float]:
         "server_bytes": server,
         "deficit_bytes": max(0.0, state - server),
     }
+
+
+def equal_idle_share(setup: Setup) -> float:
+    """Idle ÷ pipeline of 1F1B, interleaved where there are virtual stages, if all stages took equally long and messages
+    no time: (p − 1)/(v·m + p − 1) (Narayanan 2021, section 2.2)."""
+    idle = setup.pp - 1
+    return idle / (setup.virtual * setup.microbatches + idle)
 
 
 def figures(plan: Plan, tokens: float = TOKENS) -> Mapping[str, tuple[float, str]]:
@@ -51,6 +59,7 @@ def figures(plan: Plan, tokens: float = TOKENS) -> Mapping[str, tuple[float, str
         "memory.margin": (fullest.margin_bytes, "bytes"),
         "bubble_ratio": (plan.time.bubble_ratio, "idle ÷ busy"),
         "idle_share": (plan.time.idle_share, "idle ÷ pipeline"),
+        "idle_share.equal": (equal_idle_share(plan.setup), "idle ÷ pipeline"),
         **{f"memory.{name}": (float(held), "bytes") for name, held in fullest.memory.ledger.bytes.items()},
         **{f"time.{name}": (spent, "s") for name, spent in plan.time.parts_s.items()},
         **{f"links.{name}": (busy, "s") for name, busy in plan.time.links_s.items()},

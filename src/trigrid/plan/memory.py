@@ -12,7 +12,7 @@ Categories
     activations   saved for backward, times what the schedule keeps in flight
     logits        what head and loss keep and hold
     transients    working set of a backward, units gathered by ZeRO-3, buckets being reduced, temporaries of an update
-    buffers       messages between stages
+    buffers       messages between stages; tokens, labels and tables that stay
     workspace     of matrix products
     allocator     reserved by the caching allocator and not allocated
     runtime       context and communicators, which only the device sees
@@ -26,14 +26,13 @@ from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import block_kinds, decoder_units
-from trigrid.blueprint.terms import Claims, Saved, made_again, saved_bytes
+from trigrid.blueprint.terms import Claims, Kernels, Saved, made_again, saved_bytes
 from trigrid.ledger import Ledger
 from trigrid.plan.beside import Beside
 from trigrid.plan.compute import Cut
 from trigrid.plan.elements import Bucket, unit_buckets
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
-from trigrid.plan.working import last_backward, llama_backward, messages, queued
 from trigrid.schedule import rank_peak_bytes
 from trigrid.spec.model import ModelSpec
 
@@ -42,14 +41,13 @@ RESERVED_ONLY = ("allocator", *DEVICE_ONLY)
 
 
 class UnitBytes(NamedTuple):
-    """Of one microbatch: saved for backward, kept where the unit is recomputed, worked on in backward, kept from
-    the input backward to the weight backward where the two are apart, and then worked on in the former."""
+    """Of one microbatch: saved for backward, kept where the unit is recomputed, worked on in backward, and kept from
+    the input backward to the weight backward where the two are apart."""
 
     saved: float
     kept: float
     working: float
     for_weights: float
-    of_input: float
 
 
 class Held(NamedTuple):
@@ -67,7 +65,7 @@ class Held(NamedTuple):
 
 class StageUse(NamedTuple):
     """What one pipeline rank holds, in bytes, at `moment`, the one that needs most; peaks: all that is allocated at
-    each moment; moving: of it, what comes and goes during forward and backward."""
+    each moment; moving: of it, what comes and goes during forward and backward; inputs: tokens, labels and tables."""
 
     rank: int
     layers: int
@@ -77,13 +75,15 @@ class StageUse(NamedTuple):
     logits: float
     transients: float
     buffers: float
+    inputs: float
     moment: str
     peaks: tuple[tuple[str, float], ...]
     moving: float
 
     @property
     def training_bytes(self) -> float:
-        return sum(self.state) + self.activations + self.logits + self.transients + self.buffers
+        moving = self.activations + self.logits + self.transients + self.buffers
+        return sum(self.state) + moving + self.inputs
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,10 @@ class Memory:
 
     def state(self, setup: Setup, rank: int) -> tuple[tuple[int, int, int, int], int]:
         """((weights, master, gradients, optimizer) bytes, parameters) of pipeline rank `rank`, first shard."""
-        parts = self.parts(setup, rank)
+        return self.state_of(setup, self.parts(setup, rank))
+
+    def state_of(self, setup: Setup, parts: tuple[tuple[str, int], ...]) -> tuple[tuple[int, int, int, int], int]:
+        """The same of some units, (kind, count) of each."""
         sharing = (setup.dp, setup.cp, setup.dp_replicate, setup.zero, setup.reduce_per_microbatch)
         key = (parts, setup.tp, setup.ep, *sharing)
         found = self._state.get(key)
@@ -258,31 +261,22 @@ class Memory:
         selective = recompute == "selective"
         dropped = tuple(t for t in unit.saved if selective and made_again(t, cut.sequence_parallel))
         working = count(unit.working) + count(dropped)
-        of_input = working
-        if self.software.traced and unit.kind == "llama" and not self.spec.latent:
-            # Kernels that the engine lacks are claimed in other terms.
-            walked = llama_backward(self.spec, unit.gemms, self.software.kernels, cut, size, selective)
-            hashes = count(tuple(t for t in unit.working if t.scores)) + count(tuple(t for t in dropped if t.scores))
-            working, of_input = walked.whole + hashes, walked.of_input + hashes
         for_weights = queued(self.spec, unit, self.software.kernels, cut) * size * cut.tokens
-        return UnitBytes(saved, min(kept, saved), working, for_weights, of_input)
+        return UnitBytes(saved, min(kept, saved), working, for_weights)
 
     def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
         """Of some blocks, for one microbatch: bytes kept to their backward, working set of the hungriest, and bytes
         kept from there to the weight backward."""
         kept = working = for_weights = 0.0
-        split = self.software.traced and setup.schedule in SPLIT_BACKWARD
         assert isinstance(setup.recompute, str), "a chunk has one way to recompute: setup.at(stage)"
         mode = "none" if setup.recompute == "full" else setup.recompute
         for kind, count in kinds:
             unit = self.unit(kind, cut, mode)
-            one = unit.of_input if split else unit.working
+            one = unit.working
             if setup.recompute == "full":
                 again = round(count * setup.recomputed)
                 kept += again * unit.kept + (count - again) * unit.saved
-                # What is made again becomes what waits for the weight backward, where that is apart.
-                made = unit.saved - (max(unit.kept, unit.for_weights) if split else unit.kept)
-                one += max(0.0, made) if again else 0.0
+                one += unit.saved - unit.kept if again else 0.0
             else:
                 kept += count * unit.saved
             for_weights += count * unit.for_weights
@@ -320,20 +314,14 @@ class Memory:
         block = max((sum(b.dense + b.experts for b in table[kind]) for kind in mine.blocks), default=0)
         ends = [sum(b.dense for b in table[kind]) for kind in mine.ends]
         gathered, reduced = self._zero_bytes(setup)
-        # Whole gradients come with the weight backward, which has less to work with.
-        whole = 0.0 if self.software.traced and setup.schedule in SPLIT_BACKWARD else reduced
-        at_block = working + block * ((1 + self.software.prefetched) * gathered + whole)
-        if self.software.traced and last:
-            # The head's gradient, from which no message frees the block.
-            at_block += self.boundary_bytes(setup)
-        at_end = max(ends, default=0) * (gathered + whole) + block * self.software.prefetched * gathered
+        at_block = working + block * ((1 + self.software.prefetched) * gathered + reduced)
+        at_end = max(ends, default=0) * (gathered + reduced) + block * self.software.prefetched * gathered
         if setup.zero == 3 and not setup.gather_per_use:
             # Gathered once a step: all of them are there until its end.
             at_block += parameters * policy.compute
             at_end += parameters * policy.compute
         at_loss = logits + at_end if last else at_end
-        many = messages(setup, rank, last) if self.software.traced else 2 + (setup.virtual > 1)
-        buffers = many * self.boundary_bytes(setup) if setup.pp > 1 else 0.0
+        buffers = (2 + (setup.virtual > 1)) * self.boundary_bytes(setup) if setup.pp > 1 else 0.0
         wide = max(at_block, at_loss if last else at_block)
         if setup.shards > 1:
             wide += self.software.bucket_bytes
@@ -352,19 +340,12 @@ class Memory:
             ("optimizer", base + step),
             ("start", base + start),
         )
-        if self.software.traced and setup.zero and setup.shards > 1 and not setup.reduce_per_microbatch:
-            sizes = {kind: sum(b.dense + b.experts for b in table[kind]) for kind, _ in mine.parts}
-            left, shards = last_backward(setup, mine.chunks[0], sizes, chunks[0][0], updated * setup.shards)
-            shards *= policy.reduce / setup.shards
-            moving = left + shards + at_block + buffers
-            peaks += (("reduce", base + moving),)
-            if moving > max(step, training):
-                found = (left, 0.0, at_block + shards, buffers, "reduce", peaks, moving)
-                return StageUse(rank, mine.layers, parameters, state, *found)
         if step > training:
-            return StageUse(rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, "optimizer", peaks, training)
+            return StageUse(
+                rank, mine.layers, parameters, state, 0.0, 0.0, step, 0.0, 0.0, "optimizer", peaks, training
+            )
         moment = "loss" if last and at_loss >= at_block else "block"
-        found = (activations, logits, max(0.0, wide - logits), buffers, moment, peaks, training)
+        found = (activations, logits, max(0.0, wide - logits), buffers, 0.0, moment, peaks, training)
         return StageUse(rank, mine.layers, parameters, state, *found)
 
     def peak_bytes(self, setup: Setup) -> float:
@@ -412,7 +393,7 @@ class Memory:
             "activations": round(use.activations),
             "logits": round(use.logits),
             "transients": round(use.transients),
-            "buffers": round(use.buffers),
+            "buffers": round(use.buffers + use.inputs),
             "workspace": round(values["memory.workspace_bytes"]),
         }
         inside["allocator"] = max(0, round(self.reserved_bytes(setup, use)) - sum(inside.values()))
@@ -425,11 +406,29 @@ class Memory:
     def reserved_bytes(self, setup: Setup, use: StageUse) -> float:
         """The same with what the allocator keeps beside it. Temporaries of the update are few and large: no gaps."""
         moving = use.moving + self.values["memory.workspace_bytes"]
-        return max(self.beside.reserved(setup, sum(use.state), moving), self.allocated_bytes(use))
+        stays = sum(use.state) + use.inputs
+        return max(self.beside.reserved(setup, stays, moving), self.allocated_bytes(use))
 
     def device_bytes(self, setup: Setup, use: StageUse) -> float:
         """The ledger's total, without making one."""
         return self.reserved_bytes(setup, use) + self.beside.runtime_bytes(setup)
+
+
+def queued(spec: ModelSpec, unit: Claims, kernels: Kernels, cut: Cut) -> float:
+    """Elements per token that wait from an input backward to its weight backward: the gradient of each product's
+    output, and its input, once where neighbours share it."""
+    many = spec.experts.top_k if spec.experts else 1
+    shards = cut.tp if cut.sequence_parallel and kernels.regather else 1
+    found, before = 0.0, None
+    for product in unit.gemms:
+        times = many if product.routed else 1
+        columns = product.cut == "out"
+        found += times * product.out / (cut.tp if columns else 1)
+        entry = (product.into, product.routed) if columns else None
+        if entry is None or entry != before:
+            found += times * product.into / (shards if columns else cut.tp if product.cut == "into" else 1)
+        before = entry
+    return found
 
 
 def fullest_ranks(held: Sequence[Held], setup: Setup) -> tuple[int, ...]:

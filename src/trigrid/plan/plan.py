@@ -124,6 +124,7 @@ def setup_of(job: Job, software: Software) -> Setup:
         stage_layers=layout.stage_layers,
         order=layout.order,
         imbalance=software.imbalance,
+        bucket_numel=layout.bucket_numel,
     )
 
 
@@ -173,10 +174,7 @@ def make_plan(job: Job, software: Software | None = None) -> Plan:
     for rank in range(setup.pp):
         use = memory.use(setup, rank, exact=True)
         ledger = memory.ledger(setup, use)
-        unmodelled = round(ledger.total_bytes * margin)
-        verdict = DOES_NOT_FIT if ledger.total_bytes > ceiling else SAFE
-        if verdict == SAFE and ledger.total_bytes + unmodelled > ceiling:
-            verdict = TIGHT
+        unmodelled, verdict = judged(ledger.total_bytes, ceiling, margin)
         stages.append(Stage(rank, use.layers, StageMemory(use, ledger), unmodelled, verdict))
     timed = step.time(setup, play=True)
     spread = machine.values["interval.time"]
@@ -201,6 +199,14 @@ def make_plan(job: Job, software: Software | None = None) -> Plan:
         assumptions=_assumptions(job, software, machine),
         facts=_facts(job, software, machine, setup, step, stages),
     )
+
+
+def judged(total_bytes: float, ceiling_bytes: int, share: float) -> tuple[int, str]:
+    """What so many bytes of a stage may be wrong by, a `share` of them, and whether they fit."""
+    unmodelled = round(total_bytes * share)
+    if total_bytes > ceiling_bytes:
+        return unmodelled, DOES_NOT_FIT
+    return unmodelled, TIGHT if total_bytes + unmodelled > ceiling_bytes else SAFE
 
 
 def number_format(job: Job) -> str:
@@ -235,7 +241,7 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
     if job.optimizer.frozen:
         found.append("frozen parameters are planned like those that are trained: it will be less memory and time")
     if job.parallel.bucket_numel:
-        found.append("each unit is planned with a bucket of its own: shared ones take more memory when gathered")
+        found.append("collectives take the time that they would with a bucket for each unit")
     if job.model.experts:
         found.append(f"experts are chosen with an imbalance of {software.imbalance:g}")
     return tuple(found)

@@ -39,8 +39,8 @@ MOST_PRICED = 40_000
 CERTAIN = ("1f1b", "gpipe")
 """Schedules whose estimate is an upper bound."""
 UNEVEN = 1.2
-"""The closed form of memory takes the mean of a rank's chunks: where they differ, what is this little too large is
-looked at chunk by chunk."""
+"""The closed form of memory takes the mean of a rank's chunks, and of halved backwards the most that is under way
+beside the fullest action: where it may be too large by this, it is looked at action by action."""
 
 
 class Work(NamedTuple):
@@ -147,7 +147,7 @@ class Searcher:
         if found is None:
             held = self.step.memory.held(setup)
             uneven = max(max(map(_blocks, mine.chunks)) * setup.virtual / max(1, mine.layers) for mine in held)
-            if len({kind for mine in held for kind in mine.blocks}) > 1:
+            if len({kind for mine in held for kind in mine.blocks}) > 1 or setup.schedule in SPLIT_BACKWARD:
                 uneven = max(uneven, UNEVEN)
             found = self._fullest[key] = (fullest_ranks(held, setup), uneven)
         return found

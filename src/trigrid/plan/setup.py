@@ -16,7 +16,7 @@ class Setup(NamedTuple):
     """A layout and a batch. microbatches: of one rank and step; recompute: "none", "selective" or "full", the last for
     `recomputed` of the blocks, or such a word for each stage. stage_layers: by stage, all pp · virtual of them; empty:
     as even as they go. order: axes, slowest first. gather_per_use, reduce_per_microbatch: ZeRO's two policies.
-    imbalance: load of the fullest expert rank over the mean."""
+    imbalance: load of the fullest expert rank over the mean. bucket_numel: elements of a bucket that units share."""
 
     tp: int = 1
     cp: int = 1
@@ -38,6 +38,7 @@ class Setup(NamedTuple):
     stage_layers: tuple[int, ...] = ()
     order: tuple[str, ...] = ("dp", "pp", "cp", "tp")
     imbalance: float = 1.0
+    bucket_numel: int = 0
 
     @property
     def world(self) -> int:

@@ -233,6 +233,19 @@ def load_software(name: str) -> Software:
     return SOFTWARE[name]
 
 
+def choose_software(job: Job, name: str | None = None, policy: str | None = None, expandable: bool = False) -> Software:
+    """Who trains `job`: the preset `name`, or this project's engine as the job runs it, with another precision policy
+    where one is named, and with segments of the allocator that grow where `expandable`. Raises Refused with the closest
+    names."""
+    found = load_software(name) if name and name != "trigrid" else engine_software(job)
+    if policy is not None:
+        if policy not in POLICIES:
+            closest = tuple(get_close_matches(policy.lower(), POLICIES)) or tuple(POLICIES)
+            raise Refused([Problem("policy", policy, "no precision policy has this name", closest)])
+        found = replace(found, policy=POLICIES[policy])
+    return replace(found, expandable=True) if expandable else found
+
+
 def engine_software(job: Job) -> Software:
     """This project's engine as the job runs it."""
     layout, run, base = job.parallel, job.run, SOFTWARE["trigrid"]
@@ -242,6 +255,7 @@ def engine_software(job: Job) -> Software:
         loss="pieces" if layout.loss_chunks > 1 else "fused",
         pieces=layout.loss_chunks,
         fused_attention=not run.attention_dropout,
+        documents=job.data.document_attention,
         hashed_dropout=run.dropout > 0,
         hashed_scores=run.attention_dropout > 0,
     )
@@ -249,6 +263,6 @@ def engine_software(job: Job) -> Software:
     if precision == "bf16":
         return base
     if precision == "fp32":
-        return replace(base, policy=POLICIES["engine-fp32"])
+        return replace(base, policy=POLICIES["engine-fp32"], accumulate=12.0)
     double = Policy("engine-fp64", compute=8, weights=8, master=0, gradients=8, moments=16, gather=8, reduce=8)
-    return replace(base, policy=double)
+    return replace(base, policy=double, accumulate=24.0)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, cast
 from trigrid.plan.setup import Setup
 from trigrid.spec.job import Job
 from trigrid.spec.layout import V_SHAPED, ScheduleName, ZeroStage, zero_policy
-from trigrid.spec.rules import check
+from trigrid.spec.rules import check, divisors
 
 KNOBS = (
     "tp",
@@ -131,10 +131,8 @@ class Space:
         copies = 1 if "dp_replicate" in self.open else layout.dp_replicate
         ranks = batch.global_batch // step
         experts = 1 if "ep" in self.open else layout.ep
-        for dp in range(min(room, ranks), 0, -1):
-            if ranks % dp == 0 and dp % copies == 0 and (dp * layout.cp) % experts == 0:
-                return dp
-        return 0
+        fitting = (dp for dp in reversed(divisors(ranks)) if dp <= room and dp % copies == 0)
+        return next((dp for dp in fitting if (dp * layout.cp) % experts == 0), 0)
 
     def _experts(self, ranks: int) -> list[int]:
         experts = self.job.model.experts
@@ -233,7 +231,7 @@ class Space:
         share = batch.global_batch // dp
         found = self._divisors.get(share)
         if found is None:
-            found = self._divisors[share] = tuple(n for n in range(1, share + 1) if share % n == 0)
+            found = self._divisors[share] = divisors(share)
         return found
 
     @cached_property

@@ -22,8 +22,8 @@ from math import log2
 
 from trigrid.blueprint.claims import claims
 from trigrid.plan.compute import Compute
+from trigrid.plan.engine_memory import memory_of
 from trigrid.plan.machine import Machine
-from trigrid.plan.memory import Memory
 from trigrid.plan.network import Network
 from trigrid.plan.pipeline import Chunk, Pipeline, Shape, closed_form, durations, estimate, pipeline_of, shape_of
 from trigrid.plan.places import Groups, groups_of
@@ -60,7 +60,7 @@ class Step:
         self.spec, self.machine, self.software = spec, machine, software
         self.compute = Compute(spec, machine, software, number_format)
         self.network = Network(machine)
-        self.memory = Memory(spec, software, machine.values)
+        self.memory = memory_of(spec, software, machine.values)
         self._slower = machine.values["overlap.slowdown"] - 1.0
         self._tail = machine.values["overlap.tail"]
         self._hbm = machine.hbm(software.generation)
@@ -221,9 +221,14 @@ class Step:
         return gather, reduce
 
     def _accumulate(self, setup: Setup, kind: str) -> float:
-        """Adding one microbatch's gradients to those of the step."""
+        """Adding one microbatch's gradients to those of the step. Where those of each microbatch are reduced by
+        themselves, this project's engine clears them first, looks for the largest of each parameter, and adds the
+        reduced shard."""
         numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
-        return numel * self.software.accumulate / self._hbm
+        each = self.software.accumulate
+        if self.software.traced and setup.reduce_per_microbatch:
+            each += self.software.policy.reduce * (2 + 3 / setup.shards)
+        return numel * each / self._hbm
 
     # Step
 

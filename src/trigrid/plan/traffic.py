@@ -7,10 +7,11 @@ A group of one rank moves nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, job_buckets, stretches
+from trigrid.blueprint.frozen import frozen_parameters
 from trigrid.grid import Grid, grid_of
 from trigrid.plan.scheduled import job_schedule
 from trigrid.schedule import Kind, Schedule, receives, sends_to
@@ -41,11 +42,12 @@ def step_traffic(job: Job, rank: int) -> dict[tuple[str, TransferKind], Count]:
     buckets, stages = job_buckets(job, at.pp, at.tp)
     microbatches = job.batch.microbatches(job.parallel)
     policy = zero_policy(job.parallel)
+    frozen = frozen_parameters(job)
     add("world", "all_reduce", 6 * WIDE_BYTES)  # the shape of the step, largest and smallest
     add("batch", "all_reduce", WIDE_BYTES)  # valid tokens
     for stage, units in stages.items():
         for unit in units:
-            _tensor_parallel(job, unit, job.parallel.recompute_of(stage) == "full", microbatches, add)
+            _tensor_parallel(job, unit, job.parallel.recompute_of(stage) == "full", microbatches, frozen, add)
     schedule = job_schedule(job)
     for bucket in buckets.values():
         _zero(job, bucket, policy, _uses(schedule, stages, bucket.name), add)
@@ -60,7 +62,9 @@ class Add(Protocol):
     def __call__(self, axis: str, kind: TransferKind, payload_bytes: int, calls: int = 1) -> None: ...
 
 
-def _tensor_parallel(job: Job, placed: UnitBuckets, recompute: bool, microbatches: int, add: Add) -> None:
+def _tensor_parallel(
+    job: Job, placed: UnitBuckets, recompute: bool, microbatches: int, frozen: frozenset[str], add: Add
+) -> None:
     """Regions of a unit (Shoeybi 2019, figure 4; Korthikanti 2022, section 4.2.2): entering gathers, leaving sums;
     backward does the other. Full recomputation runs the forward twice."""
     compute = FORMAT_BYTES[PRECISIONS[job.run.precision].compute]
@@ -70,8 +74,11 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, recompute: bool, microbatche
     enters, leaves = {"embedding": (0, 1), "llama": (2, 2), "gpt": (2, 2), "head": (1, 0)}[placed.unit.kind]
     backwards = microbatches * placed.backward
     if job.parallel.sequence_parallel:
-        again = enters if job.parallel.regather and placed.unit.kind != "head" else 0
-        add("tp", "all_gather", activation, enters * forwards + (leaves + again) * backwards)
+        trained = {parameter.role for parameter in placed.unit.parameters if parameter.name not in frozen}
+        again = _entered_again(trained) if job.parallel.regather else 0
+        # Of a frozen embedding nothing has a gradient before positions are added.
+        back = leaves if placed.unit.kind != "embedding" or "embedding" in trained else 0
+        add("tp", "all_gather", activation, enters * forwards + (back + again) * backwards)
         add("tp", "reduce_scatter", activation, leaves * forwards + enters * backwards)
     else:
         add("tp", "all_reduce", activation, leaves * forwards + enters * backwards)
@@ -80,6 +87,11 @@ def _tensor_parallel(job: Job, placed: UnitBuckets, recompute: bool, microbatche
         wide = max(compute, FORMAT_BYTES["fp32"]) * tokens // chunks
         add("tp", "all_reduce", wide, chunks * forwards)  # largest logit
         add("tp", "all_reduce", 2 * wide, chunks * forwards)  # sum of exponentials, the label's logit
+
+
+def _entered_again(trained: Collection[str]) -> int:
+    """Regions of a block whose input backward gathers once more, for gradients of the weights that are trained."""
+    return sum(any(role in trained for role in layers) for layers in (("q", "k", "v"), ("gate", "up")))
 
 
 class _Uses(NamedTuple):

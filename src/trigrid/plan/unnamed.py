@@ -6,18 +6,20 @@ the time of the pipeline and all that follows from the two.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trigrid.plan.auto import holding, made_for, named_job, with_head
+from trigrid.plan.engine_memory import EngineMemory
 from trigrid.plan.memory import StageMemory
 from trigrid.plan.notes import notes
-from trigrid.plan.plan import DOES_NOT_FIT, SAFE, TIGHT, Interval, Plan, Stage, make_plan
+from trigrid.plan.plan import Interval, Plan, Stage, judged, make_plan
 from trigrid.plan.software import Software
 from trigrid.plan.stages import stages_of, step_of
 from trigrid.plan.step import Step, StepTime
-from trigrid.schedule import Schedule, Timeline, make_schedule, order_of, peak_bytes, replay
-from trigrid.schedule.of_job import file_schedule
+from trigrid.schedule import Action, Schedule, Timeline, make_schedule, order_of, peak_bytes, replay
+from trigrid.schedule.of_job import file_schedule, splits_backward
 from trigrid.spec.job import Job
 
 
@@ -27,24 +29,27 @@ def unnamed_plan(job: Job, software: Software | None = None) -> Plan:
     plan = make_plan(replace(named, parallel=replace(named.parallel, schedule_file="")), software)
     if file:
         made = file_schedule(job, Path(file), "parallel.schedule_file", plan.setup.microbatches)
-        return replace(_with(plan, made, f"schedule replayed as it is in {file}"), job=job)
+        told = f"schedule replayed as it is in {file}"
+        return replace(_with(plan, made, told, splits=splits_backward(made)), job=job)
     if plan.setup.pp == 1:
         return replace(plan, job=job)
     auto = made_for(plan)
     told = f"schedule made for these stages: {auto.gap:.1%} above what no schedule can beat"
     if auto.named:
         told += f"; {auto.named} takes {auto.named_s / auto.step_s - 1:.1%} longer"
-    found = _with(plan, auto.schedule, told)
+    found = _with(plan, auto.schedule, told, splits=True)
     return replace(found, job=job, setup=found.setup._replace(schedule="auto"))
 
 
-def _with(plan: Plan, schedule: Schedule, assumption: str) -> Plan:
-    """`plan`, which has a named schedule, with another one of the same stages in the same places."""
+def _with(plan: Plan, schedule: Schedule, assumption: str, splits: bool) -> Plan:
+    """`plan`, which has a named schedule, with another one of the same stages in the same places; splits: products are
+    such that can put off the gradients of their weights."""
     step, setup = step_of(plan.job, plan.software), plan.setup
     stages = stages_of(step, setup)
     named = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
     own, peaks = (peak_bytes(one, *with_head(step, stages)) for one in (named, schedule))
-    held = tuple(_stage(step, plan, *found) for found in zip(plan.stages, own, peaks, strict=True))
+    ranks = zip(plan.stages, own, peaks, schedule.ranks, strict=True)
+    held = tuple(_stage(step, plan, *found, splits=splits) for found in ranks)
     time = _time(plan.time, replay(order_of(schedule), stages.durations))
     faster = plan.time.step_s / time.step_s
     spread, fullest = plan.machine.values["interval.time"], max(stage.memory.total_bytes for stage in held)
@@ -62,14 +67,15 @@ def _with(plan: Plan, schedule: Schedule, assumption: str) -> Plan:
     )
 
 
-def _stage(step: Step, plan: Plan, stage: Stage, own: int, peak: int) -> Stage:
-    """`stage` where `peak` bytes of microbatches under way are held in place of `own`."""
-    use = holding(stage.memory.use, peak - own)
+def _stage(step: Step, plan: Plan, stage: Stage, own: int, peak: int, actions: Sequence[Action], splits: bool) -> Stage:
+    """`stage` where its rank does `actions` and holds `peak` bytes of microbatches under way in place of `own`."""
+    memory = step.memory
+    if isinstance(memory, EngineMemory):
+        use = memory.use_of(plan.setup, stage.stage, actions, splits)
+    else:
+        use = holding(stage.memory.use, peak - own)
     ledger = step.memory.ledger(plan.setup, use)
-    unmodelled = round(ledger.total_bytes * plan.machine.values["interval.memory"])
-    verdict = DOES_NOT_FIT if ledger.total_bytes > plan.ceiling_bytes else SAFE
-    if verdict == SAFE and ledger.total_bytes + unmodelled > plan.ceiling_bytes:
-        verdict = TIGHT
+    unmodelled, verdict = judged(ledger.total_bytes, plan.ceiling_bytes, plan.machine.values["interval.memory"])
     return replace(stage, memory=StageMemory(use, ledger), margin_bytes=unmodelled, verdict=verdict)
 
 

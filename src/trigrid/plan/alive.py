@@ -1,0 +1,297 @@
+"""What is alive on a rank of this project's engine at each action of a step, unit by unit.
+
+While a unit works there are: what all microbatches under way keep; the unit's own storages (units.py); weights that
+ZeRO-3 has gathered for it and ahead of it; its whole gradients, where those of each microbatch are reduced, and the
+shard that comes of them; in the last backward of a step the shards of units that are through with it, where gradients
+are reduced once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from trigrid.plan.units import Working
+from trigrid.schedule import Action, Kind
+from trigrid.schedule.generators import rank_actions
+
+KINDS = tuple(Kind)
+EMBEDDING, HEAD = "embedding", "head"
+
+
+class Moment(NamedTuple):
+    """The fullest moment of an action, in bytes. total: of its own microbatch, and of what is no microbatch's; of it,
+    kept: activations that were there or stay, head: whatever the head has, arrived: the message that a backward starts
+    from; unit: its kind."""
+
+    total: float
+    kept: float
+    head: float
+    arrived: float
+    unit: str
+
+
+class Zero(NamedTuple):
+    """Bytes per element of: weights while they are gathered, and of the shard that is sent meanwhile, where it is a
+    copy in another format; gradients while they are whole; the shard that reducing them gives, for each microbatch and
+    once a step. ahead: units whose weights are gathered ahead."""
+
+    gathered: float
+    sent: float
+    whole: float
+    shard: float
+    once: float
+    ahead: int
+
+
+class Line(NamedTuple):
+    """The units of a stage in order, by their kinds, with elements of weights: of the bucket of each, of those that are
+    open while it runs in a forward, in a whole backward and in one of the input; leaves: no unit before it has the same
+    bucket."""
+
+    kinds: tuple[tuple[str, int], ...]
+    own: tuple[int, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    of_input: tuple[int, ...]
+    leaves: tuple[bool, ...]
+
+
+class Chunk(NamedTuple):
+    """A stage. kept: from forward to backward; later: from the backward of the input to that of the weights; moments:
+    of each kind of action; last: of the last backward of a step; reduced: shards that wait for the update from there
+    on; embedding: of what is kept, the embedding's; head: of what is kept and what waits, the head's."""
+
+    kept: float
+    later: float
+    moments: tuple[Moment, ...]
+    last: tuple[Moment, ...]
+    reduced: float
+    embedding: float
+    head: tuple[float, float]
+
+    def before(self, kind: int) -> float:
+        """What an action finds of its microbatch."""
+        return (0.0, self.kept, self.kept, self.later)[kind]
+
+    def after(self, kind: int) -> float:
+        """What it leaves."""
+        return (self.kept, 0.0, self.later, 0.0)[kind]
+
+
+def line(kinds: tuple[tuple[str, int], ...], sizes: Mapping[str, int], shared: int, ahead: int) -> Line:
+    """sizes: elements of a unit of each kind; shared: most elements of a bucket that neighbours share."""
+    numel: list[int] = []
+    at: list[int] = []
+    for kind, count in kinds:
+        for _ in range(count):
+            if numel and numel[-1] + sizes[kind] <= shared:
+                numel[-1] += sizes[kind]
+            else:
+                numel.append(sizes[kind])
+            at.append(len(numel) - 1)
+    last = len(at) - 1
+    first = min(last, int(kinds[0][0] == EMBEDDING))
+
+    def opened(start: int, stop: int) -> int:
+        return sum(numel[at[start] : at[stop] + 1])
+
+    return Line(
+        kinds,
+        own=tuple(numel[bucket] for bucket in at),
+        forward=tuple(opened(unit, min(unit + ahead, last)) for unit in range(last + 1)),
+        backward=tuple(opened(max(unit - ahead, 0), unit) for unit in range(last + 1)),
+        of_input=tuple(opened(max(unit - ahead, first), unit) for unit in range(last + 1)),
+        leaves=tuple(unit == 0 or at[unit - 1] != at[unit] for unit in range(last + 1)),
+    )
+
+
+class _Stage:
+    """units: by kind; boundary: bytes that units hand on; arrives: of the gradient that a stage behind has sent, which
+    is there during a whole backward."""
+
+    def __init__(self, line: Line, units: Mapping[str, Working], zero: Zero, boundary: float):
+        self.line, self.units, self.zero, self.boundary = line, units, zero, boundary
+        self.arrives = 0.0 if line.kinds[-1][0] == HEAD else boundary
+        self.embeds = line.kinds[0][0] == EMBEDDING
+
+    def forwards(self) -> Iterator[Moment]:
+        kept, number = 0.0, 0
+        for kind, count in self.line.kinds:
+            unit = self.units[kind]
+            for i in self._some(count):
+                gathered = self._gathered(self.line.forward[number + i], self.line.own[number + i])
+                before = kept + i * unit.kept
+                yield _moment(kind, before, unit.kept, unit.forward + gathered, 0.0)
+            kept, number = kept + count * unit.kept, number + count
+
+    def _gathered(self, opened: int, own: int) -> float:
+        return self.zero.gathered * opened + self.zero.sent * (opened - own)
+
+    def backwards(self, kind: Kind, last: bool) -> Iterator[Moment]:
+        """Of a backward, whole or of one half."""
+        zero, reduced = self.zero, 0.0
+        left = sum(count * self._held(name, kind) for name, count in self.line.kinds)
+        number = len(self.line.own)
+        arrives, halves = 0.0, kind is Kind.WEIGHT
+        if halves:
+            left += self.boundary if self.embeds else 0.0
+        for name, count in reversed(self.line.kinds):
+            unit, held = self.units[name], self._held(name, kind)
+            if kind is Kind.INPUT and name == EMBEDDING:
+                continue
+            stays = unit.later if kind is Kind.INPUT else 0.0
+            working = unit.of_input if kind is Kind.INPUT else unit.of_weights if kind is Kind.WEIGHT else unit.whole
+            if name == EMBEDDING and kind is Kind.WEIGHT:
+                # It runs its whole backward now, from the gradient that has waited.
+                halves, left = False, left - self.boundary
+            for i in self._some(count):
+                at = number - 1 - i
+                rest = left - (i + 1) * held + i * stays + (arrives if not i else self._arrives(kind))
+                waits = reduced + (zero.once * self._through(number, i) if last else 0.0)
+                whole = 0.0 if kind is Kind.INPUT else zero.whole * self.line.own[at]
+                opened, own = (self.line.of_input if kind is Kind.INPUT else self.line.backward)[at], self.line.own[at]
+                gathered = 0.0 if halves else self._gathered(opened, own)
+                yield _moment(name, rest, held, working + gathered + whole + waits, self._arrives(kind))
+                if kind is not Kind.INPUT and self.line.leaves[at]:
+                    shard = (zero.shard + (zero.once if last else 0.0)) * own
+                    ahead = 0.0 if halves else gathered - zero.gathered * own
+                    into = self.boundary if kind is Kind.BACKWARD and name != EMBEDDING else 0.0
+                    yield _moment(name, rest, 0.0, into + ahead + whole + waits + shard, self._arrives(kind))
+            left -= count * (held - stays)
+            if last:
+                reduced += zero.once * self._through(number, count)
+            arrives, number = self._arrives(kind), number - count
+
+    def _arrives(self, kind: Kind) -> float:
+        return 0.0 if kind is Kind.WEIGHT else self.arrives
+
+    def _held(self, name: str, kind: Kind) -> float:
+        unit = self.units[name]
+        return unit.later if kind is Kind.WEIGHT and name != EMBEDDING else unit.kept
+
+    def _through(self, number: int, count: int) -> int:
+        """Elements of the buckets that `count` units before `number` leave."""
+        pairs = zip(self.line.own[number - count : number], self.line.leaves[number - count : number], strict=True)
+        return sum(own for own, leaves in pairs if leaves)
+
+    def _some(self, count: int) -> Sequence[int]:
+        """Of units alike those of which one is the fullest: the first ones and the last, before which weights are
+        gathered ahead for fewer."""
+        ends = 2 + self.zero.ahead
+        return range(count) if count <= 2 * ends else (*range(ends), *range(count - ends, count))
+
+
+def _moment(name: str, rest: float, kept: float, working: float, arrived: float) -> Moment:
+    """rest: what other units keep; working: of the unit and beside it, of which it keeps `kept`."""
+    head = name == HEAD
+    return Moment(rest + working, rest + (0.0 if head else kept), working if head else 0.0, arrived, name)
+
+
+def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float, splits: bool) -> Chunk:
+    """units: by kind; boundary: bytes that units hand on; splits: there are backwards in halves."""
+    stage = _Stage(line, units, zero, boundary)
+    kept = sum(count * units[name].kept for name, count in line.kinds)
+    later = sum(count * units[name].later for name, count in line.kinds)
+    if stage.embeds:
+        later += units[EMBEDDING].kept + boundary
+    kinds = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.BACKWARD,)
+    # An embedding alone has no backward of its input.
+    idle = Moment(kept, kept, 0.0, 0.0, EMBEDDING)
+    forward = max(stage.forwards())
+    moments = (forward, *(max(stage.backwards(kind, last=False), default=idle) for kind in kinds))
+    last = moments
+    if zero.once:
+        last = (forward, *(max(stage.backwards(kind, last=True), default=idle) for kind in kinds))
+    reduced = zero.once * sum(own for own, leaves in zip(line.own, line.leaves, strict=True) if leaves)
+    head = units[HEAD] if line.kinds[-1][0] == HEAD else None
+    heads = (head.kept, head.later) if head else (0.0, 0.0)
+    return Chunk(kept, later, moments, last, reduced, units[EMBEDDING].kept if stage.embeds else 0.0, heads)
+
+
+# Ranks
+
+Step = tuple[int, int, bool]
+"""Of an action: its kind and its stage, numbered among those of the rank, and whether it is the stage's last."""
+
+
+@lru_cache(maxsize=512)
+def named_steps(name: str, pp: int, microbatches: int, virtual: int, rank: int) -> tuple[Step, ...]:
+    """Of a rank of a named schedule, without rounds that are like those before."""
+    if name != "gpipe":
+        microbatches = min(microbatches, 3 * pp + microbatches % pp)
+    return steps(rank_actions(name, pp, microbatches, virtual, rank))
+
+
+def steps(actions: Sequence[Action]) -> tuple[Step, ...]:
+    numbers = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
+    last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.BACKWARD, Kind.WEIGHT)}
+    return tuple(
+        (KINDS.index(kind), numbers[stage], last.get(stage) == at) for at, (kind, stage, _) in enumerate(actions)
+    )
+
+
+class Fullest(NamedTuple):
+    """The fullest moment of a rank's actions. total: all that is no state; messages: of it, those between stages; held:
+    what other microbatches keep beside what the head has of them, `heads`; earlier: where shards wait for the update,
+    the fullest moment before."""
+
+    total: float
+    messages: float
+    held: float
+    heads: float
+    moment: Moment
+    earlier: float = 0.0
+
+
+def fullest(chunks: Sequence[Chunk], actions: Sequence[Step], messages: Sequence[float]) -> Fullest:
+    """Of a rank that holds `chunks`; messages: bytes of those that are there during each of its actions."""
+    most, earlier, found, held, reduced = -1.0, 0.0, (0, 0.0), 0.0, 0.0
+    waits = any(chunk.reduced for chunk in chunks)
+    for at, ((kind, number, last), there) in enumerate(zip(actions, messages, strict=True)):
+        chunk = chunks[number]
+        held -= chunk.before(kind)
+        total = held + reduced + there + (chunk.last if last else chunk.moments)[kind].total
+        if total > most:
+            most, found = total, (at, held)
+            late = waits and (last or reduced > 0)
+        if not (last or reduced):
+            earlier = max(earlier, total)
+        held += chunk.after(kind)
+        if last:
+            reduced += chunk.reduced
+    at, held = found
+    kind, number, last = actions[at]
+    heads = -chunks[number].head[kind == 3] if kind else 0.0
+    for other, which, _ in actions[:at]:
+        kept, later = chunks[which].head
+        heads += (kept, -kept, later - kept, -later)[other]
+    moment = (chunks[number].last if last else chunks[number].moments)[kind]
+    return Fullest(most, messages[at], held - heads, heads, moment, earlier if late else 0.0)
+
+
+@lru_cache(maxsize=512)
+def messages(placement: tuple[int, ...], rank: int, actions: tuple[Step, ...]) -> tuple[int, ...]:
+    """Stage boundaries that are on a rank during each of its actions beside what is kept for backward: of each channel
+    the receive that is posted ahead, and the send that may be unfinished. placement: ranks of the stages."""
+    stages = [stage for stage, holder in enumerate(placement) if holder == rank]
+
+    def peer(stage: int) -> int | None:
+        return placement[stage] if 0 <= stage < len(placement) and placement[stage] != rank else None
+
+    found = []
+    sent: set[int | None] = set()
+    ends = []
+    for kind, number, _ in actions:
+        ahead = {Kind.FORWARD: 1, Kind.WEIGHT: 0}.get(KINDS[kind], -1)
+        ends.append((peer(stages[number] - ahead), peer(stages[number] + ahead)))
+    coming = Counter(source for source, _ in ends if source is not None)
+    for source, target in ends:
+        if source is not None:
+            coming[source] -= 1
+        found.append(sum(left > 0 for left in coming.values()) + len(sent))
+        if target is not None:
+            sent.add(target)
+    return tuple(found)

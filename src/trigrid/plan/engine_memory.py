@@ -1,0 +1,271 @@
+"""Memory of this project's engine: every action of a rank's schedule, with what is alive while its units work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from trigrid.blueprint.decoder import decoder_units
+from trigrid.blueprint.parameters import localise
+from trigrid.plan.alive import (
+    EMBEDDING,
+    HEAD,
+    Chunk,
+    Fullest,
+    Line,
+    Moment,
+    Step,
+    Zero,
+    fullest,
+    line,
+    messages,
+    named_steps,
+    steps,
+)
+from trigrid.plan.alive import chunk as make_chunk
+from trigrid.plan.compute import Cut
+from trigrid.plan.memory import Memory, StageUse, UnitBytes
+from trigrid.plan.setup import SPLIT_BACKWARD, Setup, held_at_once
+from trigrid.plan.software import Software
+from trigrid.plan.units import Unit, Working
+from trigrid.schedule import Action
+from trigrid.spec.layout import Layout
+from trigrid.spec.model import ModelSpec
+
+TOKEN = 8
+"""Bytes of a token, of its label and of the number of its document."""
+
+
+def memory_of(spec: ModelSpec, software: Software, values: Mapping[str, float]) -> Memory:
+    """What counts the bytes of `spec` under `software`."""
+    return (EngineMemory if software.traced else Memory)(spec, software, values)
+
+
+class EngineMemory(Memory):
+    """The same as `Memory`, for the program that `trigrid prove` traces."""
+
+    def __init__(self, spec: ModelSpec, software: Software, values: Mapping[str, float]):
+        super().__init__(spec, software, values)
+        self._working: dict[tuple[str, Cut, str, bool], Working] = {}
+        self._chunks: dict[tuple[object, ...], Chunk] = {}
+        self._lines: dict[tuple[object, ...], Line] = {}
+        self._summed: dict[tuple[int, bool], dict[str, int]] = {}
+
+    # Units and stages
+
+    def working(self, kind: str, cut: Cut, recompute: str, splits: bool) -> Working:
+        """What a unit has of one microbatch. Units that the engine lacks are counted by what they claim."""
+        key = (kind, cut, recompute, splits)
+        found = self._working.get(key)
+        if found is None:
+            if kind in ("llama", "gpt", EMBEDDING, HEAD) and not (self.spec.latent and kind not in (EMBEDDING, HEAD)):
+                size = self.software.policy.compute
+                found = Unit(self.spec, self.software.kernels, cut, size, recompute, splits).working(kind)
+            else:
+                found = self._claimed(self.unit(kind, cut, "none" if recompute == "full" else recompute), recompute)
+            self._working[key] = found
+        return found
+
+    def _claimed(self, unit: UnitBytes, recompute: str) -> Working:
+        kept = unit.kept if recompute == "full" else unit.saved
+        whole, later = unit.saved + unit.working, unit.for_weights
+        return Working(kept, later, unit.saved, whole, max(whole, later), later)
+
+    def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
+        assert isinstance(setup.recompute, str), "a chunk has one way to recompute: setup.at(stage)"
+        splits = setup.schedule in SPLIT_BACKWARD
+        units = [(self.working(kind, cut, setup.recompute, True), count) for kind, count in kinds]
+        kept, later = (sum(count * unit[i] for unit, count in units) for i in (0, 1))
+        working = max((unit.of_input if splits else unit.whole for unit, _ in units), default=0.0)
+        return kept, working, later
+
+    def _stage(self, setup: Setup, stage: int, splits: bool) -> Chunk:
+        kinds, setup = self.units_of_stages(setup)[stage], setup.at(stage)
+        assert isinstance(setup.recompute, str)
+        zero = self._zero(setup)
+        key = (kinds, setup.cut, setup.recompute, zero, splits, setup.ep, setup.bucket_numel)
+        found = self._chunks.get(key)
+        if found is None:
+            units = {kind: self.working(kind, setup.cut, setup.recompute, splits) for kind, _ in kinds}
+            boundary = self.boundary_bytes(setup)
+            found = self._chunks[key] = make_chunk(self._line(setup, kinds, zero.ahead), units, zero, boundary, splits)
+        return found
+
+    def _line(self, setup: Setup, kinds: tuple[tuple[str, int], ...], ahead: int) -> Line:
+        key = (kinds, setup.tp, setup.ep, setup.bucket_numel, ahead)
+        found = self._lines.get(key)
+        if found is None:
+            sizes = self._sizes(setup)
+            found = self._lines[key] = line(kinds, sizes, setup.bucket_numel, ahead)
+        return found
+
+    def _sizes(self, setup: Setup) -> dict[str, int]:
+        """Elements of the units of each kind on one TP rank."""
+        table = self.buckets(setup.tp, setup.ep)
+        return {kind: sum(b.dense + b.experts for b in buckets) for kind, buckets in table.items()}
+
+    def _zero(self, setup: Setup) -> Zero:
+        policy, shards = self.software.policy, setup.shards
+        sharded = shards > 1
+        # Among one rank a shard is the whole, and gathering it changes its format at most.
+        gathers = setup.zero == 3 and setup.gather_per_use and (sharded or policy.gather != self._master)
+        each, once = setup.reduce_per_microbatch, setup.zero > 0 and sharded and not setup.reduce_per_microbatch
+        return Zero(
+            gathered=policy.compute if gathers else 0.0,
+            sent=policy.gather / shards if gathers and policy.gather != self._master else 0.0,
+            whole=policy.reduce if each else 0.0,
+            shard=policy.reduce / shards if each and sharded else 0.0,
+            once=policy.reduce / shards if once else 0.0,
+            ahead=self.software.prefetched if gathers else 0,
+        )
+
+    @property
+    def _master(self) -> int:
+        return self.software.policy.master or self.software.policy.weights
+
+    # Ranks
+
+    def use(self, setup: Setup, rank: int, *, exact: bool = False) -> StageUse:
+        chunks = self._of_rank(setup, rank, setup.schedule in SPLIT_BACKWARD)
+        if exact or not isinstance(setup.recompute, str):
+            named = named_steps(setup.schedule, setup.pp, setup.microbatches, setup.virtual, rank)
+            return self._replayed(setup, rank, chunks, named)
+        return self._use(setup, rank, chunks, bound(setup, rank, chunks, self.boundary_bytes(setup)))
+
+    def use_of(self, setup: Setup, rank: int, actions: Sequence[Action], splits: bool) -> StageUse:
+        """The same of a rank that does `actions`; splits: its products can put off the gradients of their weights."""
+        return self._replayed(setup, rank, self._of_rank(setup, rank, splits), steps(actions))
+
+    def _of_rank(self, setup: Setup, rank: int, splits: bool) -> list[Chunk]:
+        return [self._stage(setup, stage, splits) for stage in self.held(setup)[rank].stages]
+
+    def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], actions: tuple[Step, ...]) -> StageUse:
+        boundary = self.boundary_bytes(setup)
+        there = [boundary * n for n in messages(placement(setup), rank, actions)]
+        return self._use(setup, rank, chunks, fullest(chunks, actions, there))
+
+    def _use(self, setup: Setup, rank: int, chunks: Sequence[Chunk], full: Fullest) -> StageUse:
+        policy, mine, moment = self.software.policy, self.held(setup)[rank], full.moment
+        state, parameters = self.state(setup, rank)
+        inputs = self._inputs(setup)
+        # Gathered once a step, whole weights are there until its end.
+        kept = parameters * policy.compute if setup.zero == 3 and not setup.gather_per_use else 0.0
+        reduced = sum(chunk.reduced for chunk in chunks)
+        update = kept + reduced + self._finish(setup, mine.parts)
+        base, largest = sum(state), max(self._sizes(setup)[kind] for kind, _ in mine.parts)
+        name = moment.unit if moment.unit == EMBEDDING else "loss" if moment.unit == HEAD else "block"
+        training = full.total + kept
+        peaks = (
+            *((("block", base + training + inputs - full.total + full.earlier),) if full.earlier else ()),
+            ("reduce" if full.earlier else name, base + training + inputs),
+            ("optimizer", base + update + inputs),
+            ("start", float(base + largest * self._master)),
+        )
+        found = (rank, mine.layers, parameters, state)
+        if update > training:
+            return StageUse(*found, 0.0, 0.0, update, 0.0, inputs, "optimizer", peaks, training)
+        activations, logits = full.held + moment.kept, full.heads + moment.head
+        buffers = full.messages + moment.arrived
+        transients = training - buffers - activations - logits
+        return StageUse(*found, activations, logits, transients, buffers, inputs, peaks[-3][0], peaks, training)
+
+    def _inputs(self, setup: Setup) -> float:
+        """Tokens and labels of a step, and of all again with the sequence first, which is the same for one row; tables
+        of rotary positions."""
+        spec, cut = self.spec, setup.cut
+        each = TOKEN * (3 if self.software.kernels.documents else 2) * (2 if setup.micro_batch > 1 else 1)
+        tables = 2 * cut.sequence * spec.head_dim * self.software.policy.compute if spec.block == "llama" else 0
+        return setup.microbatches * cut.tokens * each + tables
+
+    def _finish(self, setup: Setup, parts: Sequence[tuple[str, int]]) -> float:
+        """Beside state and reduced shards, the most that the end of a step has: gradients that are summed over TP, in
+        one piece, or a bucket's weights, gathered from shards in the gather's format."""
+        policy, sizes, sums = self.software.policy, self._sizes(setup), self._sums(setup)
+        summed = float(sum(count * sums[kind] for kind, count in parts) * policy.reduce)
+        if setup.zero:
+            summed /= setup.shards
+        if setup.zero not in (1, 2):
+            return summed
+        cast = policy.gather / setup.shards if policy.gather != self._master else 0.0
+        gathered = policy.gather if setup.shards > 1 else 0.0
+        return max(summed, max(sizes[kind] for kind, _ in parts) * (cast + gathered))
+
+    def _sums(self, setup: Setup) -> dict[str, int]:
+        """By kind of unit, elements whose gradients are summed over TP or over the holders of a KV head."""
+        key = (setup.tp, setup.sequence_parallel)
+        found = self._summed.get(key)
+        if found is None:
+            layout = Layout(tp=setup.tp, sequence_parallel=setup.sequence_parallel)
+            found = self._summed[key] = {
+                unit.kind: sum(
+                    local.numel
+                    for local in (localise(parameter, layout, 0) for parameter in unit.parameters)
+                    if local.sum_group != "none"
+                )
+                for unit in decoder_units(self.spec)
+            }
+        return found
+
+
+def placement(setup: Setup) -> tuple[int, ...]:
+    """The pipeline rank of each stage."""
+    return tuple(setup.holder(stage) for stage in range(setup.pp * setup.virtual))
+
+
+def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> Fullest:
+    """Not less than the fullest moment: the most that is under way, and beside it the fullest moment of any action.
+
+    It is that moment where every backward finds as much under way as there ever is, as in 1F1B.
+    """
+    splits, number = setup.schedule in SPLIT_BACKWARD, len(chunks)
+    # Of each neighbour a receive posted ahead and an unfinished send.
+    places = placement(setup)
+    there = boundary * 2 * len({b for a, b in (*pairwise(places), *pairwise(places[::-1])) if a == rank != b})
+    pairs = held_at_once(setup.schedule, setup.pp, setup.microbatches, setup.virtual)[rank]
+    embedding, head = chunks[0].embedding, chunks[-1].head
+    blocks = (sum(chunk.kept for chunk in chunks) - embedding - head[0]) / number
+    later = (sum(chunk.later for chunk in chunks) - head[1]) / number
+
+    def most(states: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """(all that is under way, the head's part of it) in the fullest of some states."""
+        held, whole, waiting = max((n * blocks + late * later, n, late) for n, late in states)
+        heads = head[0] * (whole if number == 1 else 1) + (head[1] * waiting if splits or number == 1 else 0.0)
+        embeddings = whole + waiting if number == 1 else min(setup.microbatches, 2 * setup.pp)
+        return held + embedding * embeddings + heads, heads
+
+    # Whole backwards of a schedule that has both kinds come before the others.
+    states = [most(pairs), most(pairs[:1]) if splits else most(pairs)]
+    never = {1} if setup.schedule in ("zb-h1", "zbv") else set()
+
+    def of(chunk: Chunk, kind: int, moment: Moment) -> Fullest:
+        held, heads = states[kind == 1]
+        # What is under way counts this microbatch, before the action and after it at most.
+        own = max(chunk.before(kind), chunk.after(kind))
+        own_head = min(heads, chunk.head[kind == 3])
+        return Fullest(
+            held - own + moment.total + there, there, held - own - heads + own_head, heads - own_head, moment
+        )
+
+    kinds = [kind for kind in range(len(chunks[0].moments)) if kind not in never]
+    fullest = max(of(chunk, kind, chunk.moments[kind]) for chunk in chunks for kind in kinds)
+    if not any(chunk.reduced for chunk in chunks):
+        return fullest
+    found = [fullest]
+    for at, chunk in enumerate(chunks):
+        others = sum(other.reduced for other in chunks[at + 1 :])
+        for kind in kinds[1:]:
+            moment = chunk.last[kind]
+            if number == 1 or not splits:
+                # Of this stage nothing else is under way, of those before it a round; before, a round of all three.
+                round_ = min(setup.microbatches, setup.pp) if number > 1 else 1
+                before = sum(other.kept for other in chunks[:at]) * round_
+                one = Fullest(before + moment.total + others + there, there, before, 0.0, moment)
+                if others:
+                    before += chunk.kept * (round_ - 1)
+                    earlier = chunk.moments[kind]
+                    one = max(one, Fullest(before + earlier.total + others + there, there, before, 0.0, earlier))
+            else:
+                one = of(chunk, kind, moment)
+                one = one._replace(total=one.total + sum(other.reduced for other in chunks) - chunk.reduced)
+            found.append(one._replace(earlier=fullest.total))
+    return max(found)

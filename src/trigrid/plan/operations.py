@@ -1,0 +1,323 @@
+"""Operations of this project's engine on a tape, those of `models/` and `engine/`: what each makes, keeps for its
+backward and needs for a while. Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trigrid.plan.products import Make, Products
+from trigrid.plan.tape import Gradients, Storage
+
+HASH = 4
+"""Bytes of a number of a dropout's hash, of which two are there for each element while a mask is made."""
+PLACE = 8
+"""Bytes of a token's place in the vocabulary."""
+Again = Callable[[], None]
+
+
+class Operations(Products):
+    """All operations of a unit."""
+
+    def norm(self, x: Storage, width: int) -> Storage:
+        """Over `width` elements. One kernel, or RMSNorm written out in at least fp32."""
+        tape, numbers = self.tape, x.size / self.compute
+        if self.kernels.fused_norm:
+            return self._one_kernel(x, x.size, tape.make(numbers / width * self.wide))
+        full, narrow = numbers * self.wide, self.compute < self.wide
+        wide = tape.make(full) if narrow else tape.share(x)
+        tape.work(full)
+        scale = tape.make(numbers / width * self.wide)
+        normal = tape.make(full)
+        out = tape.make(full)
+        tape.drop(normal)
+        if narrow:
+            tape.drop(out)
+            out = tape.make(x.size)
+            tape.work(full)
+        tape.drop(wide)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            normal = tape.make(full)
+            wide = tape.make(full) if narrow else tape.share(gradient)
+            tape.work(full)
+            into = tape.make(full)
+            tape.work(full)
+            away = tape.make(full)
+            rest = tape.make(full)
+            tape.drop(into, away)
+            found = tape.make(x.size) if narrow else tape.share(rest)
+            tape.drop(normal, wide, rest, gradient)
+            return [(x, found)]
+
+        tape.record(back, x, scale)
+        tape.drop(scale)
+        return out
+
+    def _one_kernel(self, x: Storage, size: float, *kept: Storage) -> Storage:
+        """x → an output of `size`, whose backward needs x and `kept` and makes x's gradient at once."""
+        tape = self.tape
+        out = tape.make(size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            found = tape.make(x.size)
+            tape.drop(gradient)
+            return [(x, found)]
+
+        tape.record(back, x, *kept)
+        tape.drop(*kept)
+        return out
+
+    def gelu(self, up: Storage) -> Storage:
+        return self._one_kernel(up, up.size)
+
+    def swiglu(self, gate: Storage, up: Storage) -> Storage:
+        tape = self.tape
+        activated = self._one_kernel(gate, gate.size)
+        out = tape.make(up.size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            found = [(activated, tape.make(activated.size)), (up, tape.make(up.size))]
+            tape.drop(gradient)
+            return found
+
+        tape.record(back, activated, up)
+        tape.drop(activated)
+        return out
+
+    def rotate(self, x: Storage) -> Storage:
+        """Rotary positions: two products and a half turned round, added up; it keeps its tables alone."""
+        tape = self.tape
+
+        def turn(first: bool) -> Storage:
+            one = tape.make(x.size)
+            half = tape.make(x.size / 2)
+            if first:
+                whole = tape.make(x.size)
+                tape.drop(half)
+                two = tape.make(x.size)
+                tape.drop(whole)
+            else:
+                two = tape.make(x.size)
+                tape.drop(tape.take(out))
+                whole = tape.make(x.size)
+                tape.drop(one, half)
+                one, two = two, whole
+            found = tape.make(x.size)
+            tape.drop(one, two)
+            return found
+
+        out = turn(first=True)
+        tape.record(lambda: [(x, turn(first=False))])
+        return out
+
+    def bias(self, x: Storage) -> Storage:
+        """x with a bias; the gradient goes through."""
+        tape = self.tape
+        out = tape.make(x.size)
+        tape.record(lambda: [(x, tape.take(out))])
+        return out
+
+    def residual(self, x: Storage, more: Storage) -> Storage:
+        tape = self.tape
+        out = tape.make(x.size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            return [(x, tape.share(gradient)), (more, gradient)]
+
+        tape.record(back)
+        return out
+
+    def hidden_dropout(self, x: Storage) -> Storage:
+        """A copy, and a mask that is made of hashes and not kept."""
+        tape = self.tape
+
+        def copy(size: float) -> Storage:
+            found = tape.make(size)
+            tape.work(2 * HASH * size / self.compute)
+            return found
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            found = copy(gradient.size)
+            tape.drop(gradient)
+            return [(x, found)]
+
+        out = copy(x.size)
+        tape.record(back)
+        return out
+
+    # Attention
+
+    def made(self, make: Make, x: Storage) -> tuple[Storage, Again]:
+        """What `make` makes of x, which alone is kept, and what makes it once more, until its own backward."""
+        tape, again = self.tape, list[tuple[Storage, Again]]()
+        out, _ = tape.apart(lambda: make(x), graph=False)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            other, x.gradient = x.gradient, None
+            made, through = again.pop()
+            made.gradient = gradient
+            through()
+            found, x.gradient = tape.take(x), other
+            tape.drop(made)
+            return [(x, found)]
+
+        tape.record(back, x)
+        return out, lambda: again.append(tape.apart(lambda: make(x), graph=True))
+
+    def attention(self, inputs: Sequence[Storage], heads: float, mask: float, again: Sequence[Again] = ()) -> Storage:
+        """Fused, of queries, keys and values: beside its output it keeps a number for each query of `heads` heads, and
+        a `mask` of so many bytes. again: makes queries and keys once more, which are not kept then."""
+        tape, (q, k, v) = self.tape, inputs
+        more = tape.make(mask)
+        sums = tape.make(heads * self.cut.tokens * self.wide)
+        out = tape.make(q.size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            for make in again:
+                make()
+            found = [(x, tape.make(x.size)) for x in (q, k, v)]
+            tape.drop(gradient)
+            return found
+
+        tape.record(back, *(() if again else (q, k)), v, out, sums, more)
+        tape.drop(sums, more)
+        return out
+
+    def unfused_attention(self, inputs: Sequence[Storage], heads: float, again: Sequence[Again] | None) -> Storage:
+        """With dropout of the probabilities, which reach memory and are kept; where `again` is given they are not, but
+        made again, and by it queries and keys."""
+        tape, cut, (q, k, v) = self.tape, self.cut, inputs
+        numbers = heads * cut.tokens * cut.sequence
+        scores, seen = numbers * self.compute, float(cut.sequence**2)
+
+        def probabilities() -> Storage:
+            places = tape.make(seen)
+            raw = tape.make(scores)
+            tape.work(q.size)
+            tape.work(seen)
+            found = tape.make(scores)
+            tape.drop(places, raw)
+            return found
+
+        def gone() -> Storage:
+            tape.work(2 * HASH * numbers)
+            return tape.make(numbers)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            for make in again or ():
+                make()
+            p = tape.share(kept[0]) if kept else probabilities()
+            mask = gone()
+            rows = tape.make(gradient.size)
+            tape.work(scores)
+            of_v = tape.make(v.size)
+            of_scores = tape.make(scores)
+            tape.work(scores)
+            found = [(q, tape.make(q.size)), (k, tape.make(k.size)), (v, of_v)]
+            tape.drop(p, mask, rows, of_scores, gradient)
+            return found
+
+        p = probabilities()
+        kept = [p] if again is None else []
+        mask = gone()
+        dropped = tape.make(scores) if kept else tape.share(p)
+        out = tape.make(q.size)
+        tape.record(back, *(() if again else (q, k)), v, *kept)
+        tape.drop(dropped, mask, p)
+        return out
+
+    # The ends
+
+    def embed(self, tokens: Storage, out: float, weight: float) -> Storage:
+        """Rows of the vocabulary, which TP cuts."""
+        tape, cut = self.tape, self.cut
+        if cut.tp == 1:
+            found = tape.make(out)
+
+            def look_up() -> Gradients:
+                gradient = tape.take(found)
+                of_weight = tape.make(weight)
+                tape.drop(gradient)
+                return [(None, of_weight)]
+
+            tape.record(look_up)
+            return found
+        rows = tape.make((PLACE + 1) * cut.tokens)
+        raw = tape.make(out)
+        own = tape.make(out)
+        tape.drop(raw)
+
+        def back() -> Gradients:
+            gradient = tape.take(own)
+            of_rows = tape.make(out)
+            tape.drop(gradient)
+            of_weight = tape.make(weight)
+            tape.drop(of_rows)
+            return [(None, of_weight)]
+
+        tape.record(back, rows)
+        left = self.leave(own)
+        tape.drop(own, rows)
+        return left
+
+    def loss(self, logits: Storage) -> Storage:
+        """Cross-entropy; the softmax becomes the logits' gradient."""
+        tape, tokens = self.tape, self.cut.tokens
+        softmax = tape.make(logits.size / self.compute * self.wide)
+        tape.work((2 * PLACE + 4 * self.wide) * tokens)
+        labels = tape.make((PLACE + 1 + self.wide) * tokens)
+        out = tape.make(0)
+
+        def back() -> Gradients:
+            tape.drop(tape.take(out))
+            if self.compute == self.wide:
+                return [(logits, tape.share(softmax))]
+            return [(logits, tape.make(logits.size))]
+
+        tape.record(back, softmax, labels)
+        tape.drop(softmax, labels)
+        return out
+
+    def loss_in_pieces(self, x: Storage, logits: float, weight: float, pieces: int) -> Storage:
+        """The same, `pieces` of the sequence one after the other, each computed again in backward. logits, weight:
+        bytes of all logits, and of the head's weight."""
+        tape, tokens = self.tape, self.cut.tokens
+        narrow, wide = logits / pieces, logits / pieces / self.compute * self.wide
+        tape.work(narrow + wide + (4 * self.wide + PLACE + 1) * tokens)
+        sums = tape.make(3 * self.wide * tokens)
+        out = tape.make(0)
+
+        def back() -> Gradients:
+            tape.drop(tape.take(out))
+            total = tape.make(weight / self.compute * self.wide)
+            inputs: list[Storage] = []
+            before: list[Storage] = []
+            for _ in range(pieces):
+                one = tape.make(narrow)
+                probabilities = tape.make(wide)
+                tape.drop(one, *before[:1])
+                gradient = tape.make(narrow) if self.compute < self.wide else tape.share(probabilities)
+                tape.drop(*before[1:])
+                inputs.append(tape.make(x.size / pieces))
+                tape.work(weight)
+                before = [probabilities, gradient]
+            found = tape.make(x.size)
+            tape.drop(*inputs, *before)
+            if self.compute == self.wide:
+                return [(x, found), (None, total)]
+            of_weight = tape.make(weight)
+            tape.drop(total)
+            return [(x, found), (None, of_weight)]
+
+        tape.record(back, x, sums)
+        tape.drop(sums)
+        return out

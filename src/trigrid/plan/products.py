@@ -1,0 +1,171 @@
+"""Tensor-parallel regions and products of this project's engine on a tape, by the names of `engine/tensor.py`.
+
+Sizes are in bytes. What an operation makes, the caller owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from trigrid.blueprint.terms import Kernels
+from trigrid.plan.compute import Cut
+from trigrid.plan.tape import Gradients, Storage, Tape
+
+Make = Callable[..., Storage]
+"""Storages → one more, by operations that are cheap for its size."""
+Layer = tuple[float, float]
+"""Bytes of a product's output and of its weight."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """On one tape. compute: bytes of an element; splits: products can put off the gradients of their weights."""
+
+    tape: Tape
+    cut: Cut
+    kernels: Kernels
+    compute: int
+    splits: bool
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element in the format of sums, at least fp32."""
+        return max(4, self.compute)
+
+    @property
+    def _region(self) -> str:
+        return "" if self.cut.tp == 1 else "gather" if self.cut.sequence_parallel else "copy"
+
+    def enter(self, x: Storage) -> Storage:
+        """The whole sequence."""
+        tape = self.tape
+        if not self._region:
+            return tape.share(x)
+        gathers = self._region == "gather"
+        out = tape.make(x.size * self.cut.tp) if gathers else tape.share(x)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            found = tape.make(x.size)
+            tape.drop(gradient)
+            return [(x, found)]
+
+        tape.record(back)
+        return out
+
+    def leave(self, x: Storage) -> Storage:
+        """Summed over TP, into shards of the sequence or a copy."""
+        tape = self.tape
+        if not self._region:
+            return tape.share(x)
+        scatters = self._region == "gather"
+        out = tape.make(x.size / self.cut.tp if scatters else x.size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            if not scatters:
+                return [(x, gradient)]
+            found = tape.make(x.size)
+            tape.drop(gradient)
+            return [(x, found)]
+
+        tape.record(back)
+        return out
+
+    def column(self, make: Make, x: Storage, layers: Sequence[Layer], again: bool) -> list[Storage]:
+        gathers = self._region == "gather"
+        if again and (not gathers or self.kernels.regather):
+            return self._products(make, [x], layers, self._region)
+        made = make(x)
+        if gathers and self.kernels.regather:
+            found = self._products(self.tape.share, [made], layers, self._region)
+            self.tape.drop(made)
+            return found
+        entered = self.enter(made)
+        self.tape.drop(made)
+        found = self.products(entered, layers)
+        self.tape.drop(entered)
+        return found
+
+    def row(self, make: Make, inputs: Sequence[Storage], layer: Layer, again: bool) -> Storage:
+        if again:
+            (out,) = self._products(make, inputs, [layer], "")
+        else:
+            made = make(*inputs)
+            (out,) = self.products(made, [layer])
+            self.tape.drop(made)
+        left = self.leave(out)
+        self.tape.drop(out)
+        return left
+
+    def products(self, x: Storage, layers: Sequence[Layer], copies: bool = False) -> list[Storage]:
+        """copies: gradients of the outputs come in another order of dimensions, and are copied."""
+        if self.splits:
+            return self._products(self.tape.share, [x], layers, "")
+        return [self._product(x, out, weight, copies) for out, weight in layers]
+
+    def _product(self, x: Storage, size: float, weight: float, copies: bool) -> Storage:
+        tape = self.tape
+        out = tape.make(size)
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            if copies:
+                rows = tape.make(gradient.size)
+                tape.drop(gradient)
+                gradient = rows
+            of_weight, found = tape.make(weight), tape.make(x.size)
+            tape.drop(gradient)
+            return [(x, found), (None, of_weight)]
+
+        tape.record(back, x)
+        return out
+
+    def _products(self, make: Make, inputs: Sequence[Storage], layers: Sequence[Layer], region: str) -> list[Storage]:
+        """Products that find again in backward what they are given by `make`."""
+        tape = self.tape
+        more = self.cut.tp if region == "gather" else 1
+        made, _ = tape.apart(partial(make, *inputs), graph=False)
+        size = made.size * more
+        if more > 1:
+            tape.drop(made)
+            made = tape.make(size)
+            tape.work(size / more)
+        outs = [tape.make(out) for out, _ in layers]
+        tape.drop(made)
+
+        def back() -> Gradients:
+            gradients = [tape.take(out) for out in outs]
+            made, through = tape.apart(partial(make, *inputs), graph=True)
+            weights: list[Storage] = []
+            if tape.queue:
+                for storage in (made, *gradients):
+                    tape.share(storage)
+            else:
+                rows = tape.make(size) if more > 1 else tape.share(made)
+                weights = [tape.make(weight) for _, weight in layers]
+                tape.drop(rows)
+            into = tape.make(size)
+            if len(layers) > 1:
+                tape.work(size)
+            if more > 1:
+                whole, into = into, tape.make(made.size)
+                tape.drop(whole)
+            found = [(inputs[0], into)]
+            if made not in inputs:
+                others = [x.gradient for x in inputs]
+                made.gradient = tape.share(into)
+                for x in inputs:
+                    x.gradient = None
+                through()
+                found = [(x, tape.take(x)) for x in inputs]
+                for x, other in zip(inputs, others, strict=True):
+                    x.gradient = other
+                tape.drop(into)
+            tape.drop(made, *gradients)
+            return [*found, *((None, weight) for weight in weights)]
+
+        tape.record(back, *inputs)
+        return outs

@@ -1,0 +1,244 @@
+"""The units of this project's engine as programs on a tape, and what they say of memory: storage by storage what
+`trigrid prove` traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from trigrid.blueprint.terms import Kernels
+from trigrid.plan.compute import Cut
+from trigrid.plan.operations import Again, Operations
+from trigrid.plan.products import Layer
+from trigrid.plan.tape import Storage, Tape
+from trigrid.spec.model import ModelSpec
+
+
+class Working(NamedTuple):
+    """Bytes of a unit for one microbatch. kept: from forward to backward, with the input. later: from the backward of
+    the input to that of the weights, where the two are apart.
+
+    forward, whole, of_input, of_weights: all that is alive at the fullest moment of a forward, a whole backward, one of
+    the input, one of the weights: what is kept, the gradient that arrives, what comes and goes.
+    """
+
+    kept: float
+    later: float
+    forward: float
+    whole: float
+    of_input: float
+    of_weights: float
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of one model on one rank. compute: bytes of an element; recompute: what its stage runs again; splits: its
+    products can put off the gradients of their weights."""
+
+    spec: ModelSpec
+    kernels: Kernels
+    cut: Cut
+    compute: int
+    recompute: str
+    splits: bool
+
+    def working(self, kind: str) -> Working:
+        """Of a unit of `kind`, which must be one of the engine's."""
+        program = self._programs[kind]
+        boundary = self.boundary if kind != "embedding" else 0.0
+        again = self.recompute == "full"
+        tape = Tape()
+        x = tape.make(boundary)
+        out, _ = tape.apart(lambda: program(self._on(tape), x), graph=not again)
+        kept, forward = tape.now - out.size, tape.most
+        whole, _ = self._backward(program, x.size, queue=False)
+        if not self.splits or kind == "embedding":
+            return Working(kept, 0.0, forward, whole, whole, whole)
+        of_input, later = self._backward(program, x.size, queue=True)
+        rows = self.wide if self.kernels.regather and self.cut.sequence_parallel else 0.0
+        return Working(kept, later, forward, whole, of_input, later + rows + self._largest(kind))
+
+    def _backward(self, program: Program, size: float, queue: bool) -> tuple[float, float]:
+        """(most, left for the weights) of a forward, if it is run again, and a backward."""
+        tape = Tape(queue)
+        x = tape.make(size)
+        arrives = self.boundary if program != self._head else 0.0
+        if self.recompute == "full":
+            gradient = tape.make(arrives)
+            out = program(self._on(tape), x)
+            tape.drop(out)
+        else:
+            out = program(self._on(tape), x)
+            tape.drop(out)
+            gradient = tape.make(arrives)
+            tape.most = tape.now
+        out.gradient = tape.share(gradient)
+        tape.backward()
+        tape.drop(x, gradient)
+        if x.gradient:
+            tape.drop(x.gradient)
+        left = tape.now
+        assert left > -1, "a storage dies twice"
+        assert queue or left < 1, "a storage outlives its backward"
+        return tape.most, left
+
+    def _on(self, tape: Tape) -> Operations:
+        return Operations(tape, self.cut, self.kernels, self.compute, self.splits)
+
+    # Sizes
+
+    @property
+    def wide(self) -> float:
+        """Hidden states of all tokens."""
+        return self.cut.tokens * self.spec.hidden * self.compute
+
+    @property
+    def boundary(self) -> float:
+        """What units hand on."""
+        return self.wide / self.cut.tp if self.cut.sequence_parallel else self.wide
+
+    def _rows(self, width: float) -> float:
+        """Of all tokens with so many elements each."""
+        return self.cut.tokens * width * self.compute
+
+    @cached_property
+    def _layers(self) -> Mapping[str, Layer]:
+        """Bytes of the output and the weight of each product."""
+        spec, tp = self.spec, self.cut.tp
+        q = spec.heads * spec.head_dim / tp
+        k = spec.kv_heads * spec.head_dim / min(tp, spec.kv_heads)
+        widths = {"q": q, "k": k, "v": k, "gate": spec.ffn / tp, "up": spec.ffn / tp}
+        found = {role: (self._rows(width), width * spec.hidden * self.compute) for role, width in widths.items()}
+        found["o"] = (self.wide, q * spec.hidden * self.compute)
+        found["down"] = (self.wide, widths["up"] * spec.hidden * self.compute)
+        columns = self._columns
+        found["head"] = (self._rows(columns), columns * spec.hidden * self.compute)
+        return found
+
+    @property
+    def _columns(self) -> float:
+        """Of the vocabulary, padded."""
+        return -(-self.spec.vocab // self.cut.tp)
+
+    def _largest(self, kind: str) -> float:
+        """Bytes of the largest weight whose gradient is put off."""
+        if kind == "head":
+            return self._layers["head"][1] if self.kernels.loss != "pieces" else 0.0
+        return max(self._layers[role][1] for role in ("q", "down"))
+
+    # Programs
+
+    @cached_property
+    def _programs(self) -> Mapping[str, Program]:
+        return {"embedding": self._embedding, "llama": self._block, "gpt": self._block, "head": self._head}
+
+    def _block(self, run: Operations, x: Storage) -> Storage:
+        tape = run.tape
+        middle = self._add(run, x, self._attend(run, x))
+        out = self._add(run, middle, self._feed_forward(run, middle))
+        tape.drop(middle)
+        return out
+
+    def _add(self, run: Operations, x: Storage, more: Storage) -> Storage:
+        tape = run.tape
+        if self.kernels.hashed_dropout:
+            dropped = run.hidden_dropout(more)
+            tape.drop(more)
+            more = dropped
+        out = run.residual(x, more)
+        tape.drop(more)
+        return out
+
+    def _attend(self, run: Operations, x: Storage) -> Storage:
+        tape, layers, spec = run.tape, self._layers, self.spec
+        norm = self._norm(run)
+        columns = [layers[role] for role in "qkv"]
+        q, k, v = run.column(norm, x, columns, self._cheap)
+        placed, again = self._place(run, (q, k))
+        # Which of the tokens before it a token sees, and that in numbers, which the attention keeps.
+        seen = self.cut.tokens * self.cut.sequence if self.kernels.documents and self.kernels.fused_attention else 0.0
+        tape.work(2 * seen)
+        mask = tape.make(seen)
+        heads, inputs = spec.heads / self.cut.tp, (*placed, v)
+        if self.kernels.fused_attention:
+            o = run.attention(inputs, heads, seen * self.compute, again)
+        else:
+            o = run.unfused_attention(inputs, heads, again if self._cheap else None)
+        (y,) = run.products(o, [layers["o"]])
+        left = run.leave(y)
+        tape.drop(q, k, v, *placed, mask, o, y)
+        return self._with_bias(run, left)
+
+    def _place(self, run: Operations, inputs: tuple[Storage, Storage]) -> tuple[list[Storage], list[Again]]:
+        """Queries and keys with their places, and what makes them again where they are not kept."""
+        if self.spec.block != "llama":
+            return [run.tape.share(x) for x in inputs], []
+        if not self.spec.qk_norm:
+            return [run.rotate(x) for x in inputs], []
+
+        def turn(x: Storage) -> Storage:
+            normal = run.norm(x, self.spec.head_dim)
+            out = run.rotate(normal)
+            run.tape.drop(normal)
+            return out
+
+        if not self._cheap:
+            return [turn(x) for x in inputs], []
+        pairs = [run.made(turn, x) for x in inputs]
+        return [x for x, _ in pairs], [again for _, again in pairs]
+
+    def _with_bias(self, run: Operations, x: Storage) -> Storage:
+        if self.spec.block == "llama":
+            return x
+        out = run.bias(x)
+        run.tape.drop(x)
+        return out
+
+    def _feed_forward(self, run: Operations, x: Storage) -> Storage:
+        tape, layers, norm = run.tape, self._layers, self._norm(run)
+        if self.spec.block == "llama":
+            inner = run.column(norm, x, [layers["gate"], layers["up"]], self._cheap)
+            out = run.row(run.swiglu, inner, layers["down"], self._cheap)
+        else:
+            inner = run.column(norm, x, [layers["up"]], self._cheap)
+            out = run.row(run.gelu, inner, layers["down"], self._cheap)
+        tape.drop(*inner)
+        return self._with_bias(run, out)
+
+    def _norm(self, run: Operations) -> Callable[[Storage], Storage]:
+        return lambda x: run.norm(x, self.spec.hidden)
+
+    @property
+    def _cheap(self) -> bool:
+        return self.recompute == "selective"
+
+    def _embedding(self, run: Operations, x: Storage) -> Storage:
+        out = run.embed(x, self.wide, self._layers["head"][1])
+        if self.spec.block == "gpt":
+            placed = run.bias(out)
+            run.tape.drop(out)
+            out = placed
+        if self.kernels.hashed_dropout:
+            dropped = run.hidden_dropout(out)
+            run.tape.drop(out)
+            out = dropped
+        return out
+
+    def _head(self, run: Operations, x: Storage) -> Storage:
+        tape, (size, weight) = run.tape, self._layers["head"]
+        normal = run.norm(x, self.spec.hidden)
+        entered = run.enter(normal)
+        tape.drop(normal)
+        if self.kernels.loss == "pieces":
+            out = run.loss_in_pieces(entered, size, weight, self.kernels.pieces)
+        else:
+            (logits,) = run.products(entered, [(size, weight)])
+            out = run.loss(logits)
+            tape.drop(logits)
+        tape.drop(entered)
+        return out
+
+
+Program = Callable[[Operations, Storage], Storage]
