@@ -1,25 +1,31 @@
 """The closed loop: calibrate this machine, plan jobs with that, run them, compare.
 
-    python benchmarks/loop.py [SECONDS TO CALIBRATE] [ROUNDS]
+    python benchmarks/loop.py [SECONDS TO CALIBRATE] [ROUNDS] [--json FILE]
+    python benchmarks/loop.py --memory [--only "zbv full"] [--json FILE]
 
-Two processes with one thread each, each on a core of its own; nothing else should run. Jobs take turns in every round,
-a step's time is that of its slowest rank, a job's the median of its rounds. `noise` is how far half of its rounds are
-from that. The last line: median error of the planned step, rank correlation (Spearman), and whether the job that the
-planner would pick is within the noise of the fastest.
+The second form is about memory and communication, see `loop_memory`; it does not depend on what else runs. The first is
+about time. Two processes with one thread each, each on a core of its own; nothing else should run. Jobs take turns in
+every round, a step's time is that of its slowest rank, a job's the median of its rounds. `noise` is how far half of its
+rounds are from that. The last line: median error of the planned step, rank correlation (Spearman), and whether the job
+that the planner would pick is within the noise of the fastest.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+from loop_memory import memory_json, memory_text, run_memory
 
 from trigrid.check.calibrate import Order, calibrate_rank
 from trigrid.check.calibrate_text import calibration_text
@@ -32,6 +38,7 @@ from trigrid.models.build import build_engine
 from trigrid.plan.measured import Measured
 from trigrid.plan.measured_text import measured_text
 from trigrid.plan.plan import make_plan
+from trigrid.report.console import Console, table
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
 
@@ -79,6 +86,27 @@ def jobs() -> dict[str, Job]:
     return found
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A job's planned step and what it took in each round."""
+
+    name: str
+    planned_s: float
+    measured_s: tuple[float, ...]
+
+    @property
+    def typical_s(self) -> float:
+        return median(self.measured_s)
+
+    @property
+    def off(self) -> float:
+        return self.planned_s / self.typical_s - 1
+
+    @property
+    def noise(self) -> float:
+        return median(abs(s / self.typical_s - 1) for s in self.measured_s)
+
+
 def calibrated(rank: int, order: Order) -> Measured:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(os.getppid()))[rank]})
     return calibrate_rank(order, rank, WORLD, WORLD, torch.device("cpu"), lambda *_: None)
@@ -111,40 +139,80 @@ def correlation(one: list[float], other: list[float]) -> float:
     return 1 - 6 * apart / (n * (n * n - 1))
 
 
-def main() -> None:
-    seconds, rounds = (float(word) for word in [*sys.argv[1:], *("60", "5")[len(sys.argv) - 1 :]])
+def run_time(seconds: float, rounds: int, say: Callable[[str], None]) -> tuple[Measured, list[Timed]]:
+    """What was measured of the machine, and each job's times."""
     todo = jobs()
     by_axis = (Layout(tp=2), Layout(pp=2), Layout(dp=2))
     measured: dict[str, list[float]] = {name: [] for name in todo}
     with Pool(WORLD) as pool, TemporaryDirectory() as folder:
         # Products of both microbatches' shapes, attention of the smaller one.
         order = Order(seconds, ("fp32",), job=next(iter(todo.values())), layouts=by_axis, command="benchmarks/loop.py")
+        say(f"calibrating for {seconds:.0f} s")
         calibration = pool.run(calibrated, WORLD, order)[0]
         path = Path(folder, "cluster.toml")
         path.write_text(measured_text(calibration), encoding="utf-8")
-        print(calibration_text(calibration), flush=True)
         planned = {}
         for name, job in todo.items():
             own = replace(job, cluster=replace(job.cluster, calibration=str(path)))
             planned[name] = make_plan(own).step_s.best
-        for _ in range(int(rounds)):
+        for number in range(1, rounds + 1):
+            say(f"round {number} of {rounds}: {len(todo)} jobs")
             for name, job in todo.items():
                 measured[name].append(max(pool.run(step_s, WORLD, job)))
-    typical = {name: median(times) for name, times in measured.items()}
-    noise = {name: median(abs(s / typical[name] - 1) for s in times) for name, times in measured.items()}
-    width = max(map(len, todo))
-    print(f"\n{'':{width}}  planned ms  measured ms   off  noise")
-    for name in sorted(todo, key=typical.__getitem__):
-        plan, real = planned[name] * 1e3, typical[name] * 1e3
-        print(f"{name:{width}}  {plan:10.1f}  {real:11.1f}  {plan / real - 1:+4.0%}  {noise[name]:5.0%}")
-    error = median(abs(planned[name] / typical[name] - 1) for name in todo)
-    pick, best = min(todo, key=planned.__getitem__), min(todo, key=typical.__getitem__)
-    near = typical[pick] <= typical[best] * (1 + noise[pick] + noise[best])
-    rho = correlation(list(planned.values()), list(typical.values()))
-    verdict = (
-        "within the noise of the fastest" if near else f"{typical[pick] / typical[best] - 1:.0%} slower than {best}"
+    return calibration, [Timed(name, planned[name], tuple(measured[name])) for name in todo]
+
+
+def time_text(rows: list[Timed]) -> str:
+    lines = [
+        [
+            row.name,
+            f"{row.planned_s * 1e3:.1f}",
+            f"{row.typical_s * 1e3:.1f}",
+            f"{row.off:+.0%}",
+            f"{row.noise:.0%}",
+        ]
+        for row in sorted(rows, key=lambda row: row.typical_s)
+    ]
+    found = verdict(rows)
+    return (
+        f"{table(['job', 'planned ms', 'measured ms', 'off', 'noise'], lines)}\n\n{len(rows)} jobs: median error "
+        f"{found['median_error']:.0%}, rank correlation {found['rank_correlation']:.2f}; the pick, {found['pick']}, is "
+        f"{found['pick_slower']:.0%} slower than the fastest, {found['fastest']}, which is "
+        f"{'within' if found['pick_within_noise'] else 'beyond'} the noise"
     )
-    print(f"\n{len(todo)} jobs: median error {error:.0%}, rank correlation {rho:.2f}; the pick, {pick}, is {verdict}")
+
+
+def verdict(rows: list[Timed]) -> dict[str, Any]:
+    pick, best = min(rows, key=lambda row: row.planned_s), min(rows, key=lambda row: row.typical_s)
+    return {
+        "median_error": median(abs(row.off) for row in rows),
+        "rank_correlation": correlation([row.planned_s for row in rows], [row.typical_s for row in rows]),
+        "pick": pick.name,
+        "fastest": best.name,
+        "pick_slower": pick.typical_s / best.typical_s - 1,
+        "pick_within_noise": pick.typical_s <= best.typical_s * (1 + pick.noise + best.noise),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seconds", nargs="?", type=float, default=60.0, help="for calibration")
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    parser.add_argument("--memory", action="store_true", help="memory and communication on eight processes")
+    parser.add_argument("--only", default="", help="with --memory: jobs whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    given = parser.parse_args()
+    say = Console().say
+    if given.memory:
+        memory = run_memory(given.only, say)
+        print(memory_text(memory))
+        found: object = memory_json(memory)
+    else:
+        calibration, rows = run_time(given.seconds, given.rounds, say)
+        print(f"{calibration_text(calibration)}\n\n{time_text(rows)}")
+        found = {**verdict(rows), "jobs": [asdict(row) for row in rows]}
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

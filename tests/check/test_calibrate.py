@@ -299,6 +299,7 @@ def test_a_csv_of_products_is_read() -> None:
 
 
 def test_imports_are_laid_onto_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P24: a CSV of products and a table of nccl-tests become a file that says what it was made from."""
     (tmp_path / "made.toml").write_text(measured_text(MADE))
     (tmp_path / "all_gather.txt").write_text(
         HEAD + RANKS + COLUMNS + ROWS.replace("9.18", "4.59").replace("12.23", "6.12").replace("14.68", "7.34")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,19 +14,40 @@ from trigrid.check.roles import places, roles
 from trigrid.check.snapshot import snapshot_events
 from trigrid.check.tracing import ACTIVATIONS, COLLECTIVES, MESSAGES, WHOLE, WORKING, Tracer
 from trigrid.ledger import STATE
+from trigrid.models import llama
 from trigrid.plan.plan import make_plan
 from trigrid.schedule import Action, Kind
-from trigrid.spec.job import Batch, Job, Optimizer, Run
+from trigrid.spec.job import Batch, Data, Job, Optimizer, Run
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
 
 SPEC = ModelSpec(name="small", hidden=256, layers=4, heads=8, kv_heads=4, head_dim=32, ffn=704, vocab=2000, context=512)
 
 
-def job(microbatches: int = 3, **fields: object) -> Job:
+GPT = replace(SPEC, block="gpt", kv_heads=8, ffn=1024, tied=True)
+QWEN = replace(SPEC, qk_norm=True, tied=True)
+
+
+def job(
+    microbatches: int = 3,
+    *,
+    spec: ModelSpec = SPEC,
+    run: Mapping[str, object] | None = None,
+    sequence: int = 256,
+    micro_batch: int = 2,
+    documents: bool = False,
+    **fields: object,
+) -> Job:
     layout = Layout(**{"tp": 2, "pp": 2, "dp": 2, **fields})  # type: ignore[arg-type]
-    batch = Batch(global_batch=layout.dp * 2 * microbatches, sequence=256, micro_batch=2)
-    return Job(model=SPEC, batch=batch, run=Run(steps=1, precision="bf16"), optimizer=Optimizer(), parallel=layout)
+    batch = Batch(global_batch=layout.dp * micro_batch * microbatches, sequence=sequence, micro_batch=micro_batch)
+    return Job(
+        model=spec,
+        batch=batch,
+        run=Run(**{"steps": 1, "precision": "bf16", **(run or {})}),  # type: ignore[arg-type]
+        optimizer=Optimizer(),
+        parallel=layout,
+        data=Data(document_attention=documents),
+    )
 
 
 def proof_of(made: Job, pp: int) -> Proof:
@@ -60,6 +82,54 @@ def test_the_peak_is_the_planners(zero: int, recompute: str, schedule: str, pp: 
     assert found.peak.total.near, found.peak
     assert {name: found.samples[-1].left[name] for name in STATE} == {line.name: line.traced for line in found.state}
     assert (found.peak.parts.get(WHOLE, 0) > 0) <= (zero >= 2)
+
+
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
+OTHERS: dict[str, tuple[int, int, dict[str, object]]] = {
+    "gpipe, fp32": (0, 4, {"schedule": "gpipe", "zero": 1, "recompute": "full", "run": {"precision": "fp32"}}),
+    "zbv, fp64": (0, 4, {"schedule": "zbv", "virtual_stages": 2, "zero": 2, "run": {"precision": "fp64"}}),
+    "dualpipev, ZeRO-3": (1, 4, {"schedule": "dualpipev", "virtual_stages": 2, "zero": 3, "recompute": "full"}),
+    "made for the job": (0, 4, {"schedule": "auto", "zero": 1, "recompute": "selective"}),
+    "made for the job, two stages a rank": (1, 4, {"schedule": "auto", "virtual_stages": 2, "zero": 0}),
+    "GPT, dropout, tied": (1, 3, {"spec": GPT, "zero": 3, "schedule": "zb-h1", "run": {"dropout": 0.1}}),
+    "GPT, selective": (0, 3, {"spec": GPT, "zero": 2, "recompute": "selective", "sequence_parallel": False}),
+    "Qwen, dropped scores": (0, 3, {"spec": QWEN, "zero": 1, "recompute": "selective", "run": DROPOUT}),
+    "one pipeline rank, tied": (0, 2, {"spec": QWEN, "zero": 3, "pp": 1, "tp": 1}),
+    "documents": (1, 3, {"documents": True, "zero": 2, "micro_batch": 1}),
+    "pieces of the loss": (1, 3, {"loss_chunks": 4, "zero": 1, "schedule": "zb-h1"}),
+    "gathered again": (0, 3, {"regather": True, "zero": 2, "recompute": "selective", "schedule": "zb-h1"}),
+    "uneven, by stage": (0, 4, {"stage_layers": (3, 1), "recompute": ("full", "none"), "zero": 1}),
+    "two gathered ahead": (0, 3, {"prefetch": 2, "zero": 3, "recompute": "full"}),
+    "shared buckets": (0, 3, {"bucket_numel": 10**6, "zero": 3}),
+    "gathered and reduced once": (1, 3, {"zero": 3, "gather": "per_step", "reduce": "per_step"}),
+    "copies of shards": (0, 3, {"dp": 4, "dp_replicate": 2, "zero": 1}),
+    "copied KV heads": (1, 3, {"spec": replace(SPEC, kv_heads=2), "tp": 4, "zero": 1}),
+    "short sequences": (0, 3, {"sequence": 32, "micro_batch": 1, "zero": 2}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_so_is_that_of_whatever_else_changes_it(name: str) -> None:
+    """Law 2, as above, of one rank each: schedules, policies, kinds of blocks, precisions."""
+    pp, microbatches, fields = OTHERS[name]
+    made = job(microbatches, **fields)  # type: ignore[arg-type]
+    found = proof_of(made, pp)
+    assert found.holds, found
+    assert found.peak.total.near, found.peak
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("zb-h1", 1), ("interleaved", 2)])
+def test_one_microbatch_several_and_many_give_the_peak_that_the_plan_says(schedule: str, virtual: int) -> None:
+    """And the peak of many is that of several, of as many as the pipeline has in flight and a round more, but for the
+    tokens themselves."""
+    peaks = []
+    for microbatches in (virtual, 6, 12):
+        made = job(microbatches, zero=2, schedule=schedule, virtual_stages=virtual)
+        found = proof_of(made, 0)
+        assert found.peak.total.near, found.peak
+        peaks.append(found.peak.total.traced - found.peak.memory[-1].traced)
+    assert peaks[0] < peaks[1]
+    assert peaks[2] == pytest.approx(peaks[1], rel=1e-4)
 
 
 def test_what_is_kept_grows_to_the_schedules_depth_and_no_further() -> None:
@@ -130,6 +200,16 @@ def test_storages_are_sorted_by_what_becomes_of_them() -> None:
     assert second.peak[MESSAGES] == 4400
     assert second.left[ACTIVATIONS] == 4000
     assert last.left.total_bytes == 4000
+
+
+def test_a_program_that_keeps_more_is_found_by_its_peak_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation more, whose result is kept for backward: no state, message or product tells of it."""
+    swiglu = llama._swiglu
+    monkeypatch.setattr(llama, "_swiglu", lambda gate, up: swiglu(gate, up).exp())
+    found = proof_of(job(zero=2), 0)
+    assert all(line.equal for line in (*found.state, *found.calls, *found.payload, *found.flops))
+    assert not found.peak.total.near
+    assert not found.holds
 
 
 def test_a_planner_that_forgets_is_found() -> None:

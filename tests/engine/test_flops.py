@@ -21,6 +21,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"tied": True, "qk_norm": True, "qkv_bias": True},
     "wide-heads": {"head_dim": 24, "ffn": 52, "vocab": 131},
     "gpt": {"block": "gpt", "kv_heads": 8, "tied": True},
+    "gpt-untied": {"block": "gpt", "kv_heads": 8, "head_dim": 24},
 }
 
 

@@ -2,274 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
+import ast
+import re
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from helpers.refused import REFUSED, SCALING, SOUND, changed
 
 from trigrid.blueprint import decoder
-from trigrid.spec.job import Batch, Job, Run
-from trigrid.spec.layout import Layout
-from trigrid.spec.model import Experts, LatentAttention, ModelSpec, RopeScaling
+from trigrid.errors import Problem
+from trigrid.spec import rules
+from trigrid.spec.job import Job
+from trigrid.spec.model import Experts, LatentAttention, RopeScaling
 from trigrid.spec.rules import RANGES, Range, check, check_trainable, warnings
-
-SOUND = Job(
-    model=ModelSpec(
-        name="sound", hidden=192, layers=4, heads=12, kv_heads=4, head_dim=16, ffn=512, vocab=1000, context=256
-    ),
-    batch=Batch(global_batch=32, sequence=128, micro_batch=2),
-    run=Run(steps=10),
-    parallel=Layout(tp=2, pp=2, dp=4),
-)
-
-
-def changed(changes: dict[str, Any], job: Any = SOUND) -> Any:
-    """`job` with the fields that the dotted keys name replaced."""
-    for key, value in changes.items():
-        name, _, rest = key.partition(".")
-        job = replace(job, **{name: changed({rest: value}, getattr(job, name)) if rest else value})
-    return job
-
-
-COUNT = f"must be from 1 to {2**31 - 1}; nearest legal: 1"
-SCALING = RopeScaling(factor=8.0)
-
-REFUSED: list[tuple[dict[str, Any], list[str]]] = [
-    # single fields
-    ({"model.hidden": 0}, [f"model.hidden = 0: {COUNT}"]),
-    ({"batch.micro_batch": -3}, [f"batch.micro_batch = -3: {COUNT}"]),
-    ({"cluster.gpus_per_node": 0}, [f"cluster.gpus_per_node = 0: {COUNT}"]),
-    ({"run.steps": 2**31}, [f"run.steps = {2**31}: must be from 1 to {2**31 - 1}; nearest legal: {2**31 - 1}"]),
-    (
-        {"optimizer.warmup_steps": -1},
-        [f"optimizer.warmup_steps = -1: must be from 0 to {2**31 - 1}; nearest legal: 0"],
-    ),
-    ({"run.seed": -1}, [f"run.seed = -1: must be from 0 to {2**63 - 1}; nearest legal: 0"]),
-    (
-        {"model.rope_scaling": replace(SCALING, original_context=0)},
-        [f"model.rope_scaling.original_context = 0: {COUNT}"],
-    ),
-    ({"optimizer.lr": 0.0}, ["optimizer.lr = 0.0: must be in (0, inf)"]),
-    ({"optimizer.lr": float("inf")}, ["optimizer.lr = inf: must be in (0, inf)"]),
-    ({"optimizer.lr": float("nan")}, ["optimizer.lr = nan: must be in (0, inf)"]),
-    ({"optimizer.beta1": 1.0}, ["optimizer.beta1 = 1.0: must be in [0, 1)"]),
-    ({"optimizer.beta2": -0.1}, ["optimizer.beta2 = -0.1: must be in [0, 1); nearest legal: 0.0"]),
-    ({"optimizer.min_lr_ratio": 1.5}, ["optimizer.min_lr_ratio = 1.5: must be in [0, 1]; nearest legal: 1.0"]),
-    ({"optimizer.clip_norm": -1.0}, ["optimizer.clip_norm = -1.0: must be in [0, inf); nearest legal: 0.0"]),
-    (
-        {"data.validation_fraction": -0.1},
-        ["data.validation_fraction = -0.1: must be in [0, 0.5]; nearest legal: 0.0"],
-    ),
-    (
-        {"data.validation_fraction": 0.0, "run.validate_every": 5},
-        ["run.validate_every = 5: needs data.validation_fraction above 0, and it is 0; nearest legal: 0"],
-    ),
-    (
-        {"data.validation_fraction": 0.6},
-        ["data.validation_fraction = 0.6: must be in [0, 0.5]; nearest legal: 0.5"],
-    ),
-    ({"run.out": ""}, ['run.out = "": must not be empty']),
-    (
-        {"data.corpus": ()},
-        ['data.corpus = []: must name at least one corpus, none of them empty; nearest legal: ["stdlib"]'],
-    ),
-    ({"data.workers": -1}, [f"data.workers = -1: must be from 0 to {2**31 - 1}; nearest legal: 0"]),
-    ({"run.prometheus_port": 2**16}, ["run.prometheus_port = 65536: must be from 1 to 65535; nearest legal: 65535"]),
-    ({"run.prometheus_port": 0}, ["run.prometheus_port = 0: must be from 1 to 65535; nearest legal: 1"]),
-    ({"data.weights": (0.0,)}, ["data.weights = [0.0]: each must be in (0, inf)"]),
-    ({"data.weights": (float("nan"),)}, ["data.weights = [nan]: each must be in (0, inf)"]),
-    ({"data.weights": (1.0, float("inf"))}, ["data.weights = [1.0, inf]: each must be in (0, inf)"]),
-    ({"data.text_key": ""}, ['data.text_key = "": must not be empty']),
-    (
-        {"run.trackers": ("wandb", "mlflow", "wandb")},
-        [
-            "run.trackers = ['wandb', 'mlflow', 'wandb']: names a tracker more than once; "
-            "nearest legal: ['wandb', 'mlflow']"
-        ],
-    ),
-    ({"parallel.stage_layers": (5, -1)}, [f"parallel.stage_layers = [5, -1]: each must be from 0 to {2**31 - 1}"]),
-    # two sins are both told
-    ({"model.heads": 0, "run.steps": 0}, [f"model.heads = 0: {COUNT}", f"run.steps = 0: {COUNT}"]),
-    # model
-    ({"model.kv_heads": 8}, ["model.kv_heads = 8: must divide model.heads = 12; nearest legal: 6, 12"]),
-    (
-        {"parallel.regather": True, "parallel.sequence_parallel": False},
-        [
-            "parallel.regather = true: needs parallel.sequence_parallel: without it nothing is gathered; "
-            "nearest legal: false"
-        ],
-    ),
-    (
-        {"parallel.loss_chunks": 7},
-        ["parallel.loss_chunks = 7: must divide batch.sequence = 128; nearest legal: 4, 8"],
-    ),
-    (
-        {"model.block": "gpt"},
-        ['model.kv_heads = 4: block "gpt" has as many KV heads as heads; nearest legal: 12'],
-    ),
-    (
-        {"model.head_dim": 15},
-        ["model.head_dim = 15: must be even: rotary positions turn pairs of elements; nearest legal: 14, 16"],
-    ),
-    (
-        {"model.head_dim": 1},
-        ["model.head_dim = 1: must be even: rotary positions turn pairs of elements; nearest legal: 2"],
-    ),
-    (
-        {"model.rope_scaling": replace(SCALING, low_freq_factor=4.0)},
-        ["model.rope_scaling.low_freq_factor = 4.0: must be below model.rope_scaling.high_freq_factor = 4.0"],
-    ),
-    ({"batch.sequence": 512}, ["batch.sequence = 512: exceeds model.context = 256; nearest legal: 256"]),
-    # tensor parallelism
-    (
-        {"parallel.tp": 8},
-        ["parallel.tp = 8: must divide model.heads = 12; nearest legal: 4"],
-    ),
-    (
-        {"parallel.tp": 3, "batch.sequence": 129},
-        [
-            "parallel.tp = 3: must divide model.ffn = 512; must divide model.kv_heads = 4 or be a multiple of it; "
-            "nearest legal: 1"
-        ],
-    ),
-    (
-        {"parallel.tp": 6, "model.ffn": 480, "batch.sequence": 126},
-        ["parallel.tp = 6: must divide model.kv_heads = 4 or be a multiple of it; nearest legal: 2"],
-    ),
-    (
-        {"parallel.tp": 4, "batch.sequence": 126},
-        [
-            "parallel.tp = 4: must divide batch.sequence = 126 under parallel.sequence_parallel; nearest legal: 2",
-        ],
-    ),
-    # pipeline
-    (
-        {"parallel.pp": 7},
-        ["parallel.pp = 7: more stages than units: 4 layers, the embedding and the head fill 6; nearest legal: 6"],
-    ),
-    (
-        {"parallel.stage_layers": (2, 1, 1)},
-        ["parallel.stage_layers = [2, 1, 1]: names 3 stages, parallel.pp = 2; nearest legal: [] (as even as possible)"],
-    ),
-    (
-        {"parallel.stage_layers": (2, 1)},
-        ["parallel.stage_layers = [2, 1]: 2 + 1 = 3 layers, model.layers = 4; nearest legal: [] (as even as possible)"],
-    ),
-    (
-        {"parallel.pp": 4, "parallel.stage_layers": (2, 0, 2, 0)},
-        [
-            "parallel.stage_layers = [2, 0, 2, 0]: stage 1 would hold nothing: only the first has the embedding and "
-            "the last the head; nearest legal: [] (as even as possible)"
-        ],
-    ),
-    (
-        {"parallel.pp": 4, "parallel.stage_layers": (2, 2, 0, 0)},
-        [
-            "parallel.stage_layers = [2, 2, 0, 0]: stage 2 would hold nothing: only the first has the embedding and "
-            "the last the head; nearest legal: [] (as even as possible)"
-        ],
-    ),
-    (
-        {"parallel.recompute": ("full", "selective", "none")},
-        [
-            "parallel.recompute = ['full', 'selective', 'none']: names 3 stages, parallel.pp = 2; nearest legal: "
-            "['full', 'selective'], none"
-        ],
-    ),
-    (
-        {"parallel.pp": 3, "parallel.recompute": ("full",)},
-        [
-            "parallel.recompute = ['full']: names 1 stages, parallel.pp = 3; nearest legal: "
-            "['full', 'full', 'full'], full"
-        ],
-    ),
-    (
-        {"parallel.recompute": ()},
-        ["parallel.recompute = []: names 0 stages, parallel.pp = 2; nearest legal: ['none', 'none'], none"],
-    ),
-    ({"run.dropout": 1.0}, ["run.dropout = 1.0: must be in [0, 1)"]),
-    ({"run.attention_dropout": -0.1}, ["run.attention_dropout = -0.1: must be in [0, 1); nearest legal: 0.0"]),
-    # data and context parallelism, order
-    (
-        {"parallel.virtual_stages": 2},
-        ["parallel.virtual_stages = 2: schedule 1f1b has one stage per rank; nearest legal: 1"],
-    ),
-    (
-        {"parallel.schedule": "zbv"},
-        ["parallel.virtual_stages = 1: each rank of schedule zbv has two stages; nearest legal: 2"],
-    ),
-    (
-        {"parallel.schedule": "interleaved", "parallel.virtual_stages": 3},
-        [
-            "parallel.virtual_stages = 3: more stages than layers: 2 ranks of them are 6, model.layers = 4; "
-            "nearest legal: 2"
-        ],
-    ),
-    ({"parallel.ep": 2}, ["parallel.ep = 2: the model has no experts; nearest legal: 1"]),
-    (
-        {"parallel.ep": 3, "model.experts": Experts(count=8, top_k=2, ffn=64)},
-        ["parallel.ep = 3: must divide dp · cp = 4 and model.experts.count = 8; nearest legal: 2, 4"],
-    ),
-    (
-        {"model.experts": Experts(count=8, top_k=9, ffn=64)},
-        ["model.experts.top_k = 9: exceeds model.experts.count = 8; nearest legal: 8"],
-    ),
-    (
-        {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=4, v_dim=8)},
-        ["model.head_dim = 16: latent attention has nope_dim + rope_dim = 12; nearest legal: 12"],
-    ),
-    (
-        {"parallel.order": ("dp", "pp", "pp", "tp")},
-        [
-            "parallel.order = ['dp', 'pp', 'pp', 'tp']: must name each of dp, pp, cp, tp once, slowest first; "
-            "nearest legal: ['dp', 'pp', 'cp', 'tp']"
-        ],
-    ),
-    (
-        {"parallel.dp_replicate": 3},
-        ["parallel.dp_replicate = 3: dp = dp_replicate · dp_shard: must divide parallel.dp = 4; nearest legal: 2, 4"],
-    ),
-    (
-        {"parallel.gather": "per_use", "parallel.zero": 2},
-        [
-            "parallel.gather = per_use: only parallel.zero = 3 lets go of weights between uses, and it is 2; "
-            "nearest legal: auto, per_step"
-        ],
-    ),
-    (
-        {"parallel.reduce": "per_microbatch", "parallel.zero": 0},
-        [
-            "parallel.reduce = per_microbatch: parallel.zero = 0 keeps whole gradients: reducing them more than once "
-            "per step saves nothing; nearest legal: auto, per_step"
-        ],
-    ),
-    # batch and steps
-    (
-        {"batch.global_batch": 30},
-        [
-            "batch.global_batch = 30: global_batch = dp · micro_batch · accumulation = 4 · 2 · accumulation "
-            "must hold for a whole accumulation; nearest legal: 24, 32"
-        ],
-    ),
-    (
-        {"batch.global_batch": 7},
-        [
-            "batch.global_batch = 7: global_batch = dp · micro_batch · accumulation = 4 · 2 · accumulation "
-            "must hold for a whole accumulation; nearest legal: 8"
-        ],
-    ),
-    (
-        {"data.corpus": ("stdlib", "notes"), "data.weights": (1.0,)},
-        [
-            "data.weights = [1.0]: one weight is needed for each of the 2 corpora of data.corpus; "
-            "nearest legal: [] (all documents alike)"
-        ],
-    ),
-    (
-        {"optimizer.warmup_steps": 10},
-        ["optimizer.warmup_steps = 10: must be below run.steps = 10; nearest legal: 9"],
-    ),
-]
 
 ALLOWED: list[dict[str, Any]] = [
     {},
@@ -319,6 +67,54 @@ def test_a_legal_value_is_legal(changes: dict[str, Any], messages: list[str]) ->
                 assert problem.key not in [p.key for p in still]
 
 
+def test_every_rule_is_broken_by_one_of_these_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R88: there is no rule whose message nobody has read: all places that make one are come to."""
+    source, make, come_to = Path(rules.__file__), Problem.__init__, set()
+
+    def noting(self: Problem, *arguments: Any) -> None:
+        caller = sys._getframe(1)
+        if Path(caller.f_code.co_filename) == source:
+            come_to.add(caller.f_lineno)
+        make(self, *arguments)
+
+    monkeypatch.setattr(Problem, "__init__", noting)
+    for changes, _ in [*REFUSED, *PLANNED, *WARNED]:
+        job = changed(changes)
+        if not check(job):
+            check_trainable(job)
+            warnings(job)
+    places = {
+        node.lineno: source.read_text(encoding="utf-8").splitlines()[node.lineno - 1].strip()
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem"
+    }
+    assert {line: text for line, text in places.items() if line not in come_to} == {}
+
+
+@pytest.mark.parametrize(("changes", "messages"), REFUSED, ids=lambda v: str(v)[:60])
+def test_a_reason_names_what_it_is_about(changes: dict[str, Any], messages: list[str]) -> None:
+    """R88: the value is the job's own, and so is every other that the reason gives with its key."""
+    job = changed(changes)
+    for problem in check(job):
+        assert _plain(problem.value) == _plain(value_at(job, problem.key))
+        for key, value in NAMED_VALUE.findall(problem.reason):
+            assert value == str(value_at(job, key)), problem
+
+
+NAMED_VALUE = re.compile(r"(?<!only )\b((?:\w+\.)+\w+) = (\w+(?:\.\d+)?)")
+
+
+def value_at(job: Any, key: str) -> Any:
+    for name in key.split("."):
+        job = getattr(job, name)
+    return job
+
+
+def _plain(value: Any) -> str:
+    value = list(value) if isinstance(value, tuple) else value
+    return str(value).lower() if isinstance(value, bool) else str(value).strip('"')
+
+
 def test_every_float_has_a_range_and_every_range_a_field() -> None:
     def floats(table: type, prefix: str = "") -> set[str]:
         found: set[str] = set()
@@ -352,24 +148,24 @@ def test_trainable() -> None:
     assert check_trainable(changed({"model.block": "gpt", "model.kv_heads": 12})) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"parallel.cp": 2}, "parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"),
-        (
-            {"parallel.ep": 2, "model.experts": Experts(count=8, top_k=2, ffn=64)},
-            "parallel.ep = 2: expert parallelism is planned but not run yet; nearest legal: 1",
-        ),
-        (
-            {"model.experts": Experts(count=8, top_k=2, ffn=64)},
-            "model.experts = 8 experts: known to the planner only so far: it cannot be trained",
-        ),
-        (
-            {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=8, v_dim=8)},
-            "model.latent = kv_rank 64: known to the planner only so far: it cannot be trained",
-        ),
-    ],
-)
+PLANNED: list[tuple[dict[str, Any], str]] = [
+    ({"parallel.cp": 2}, "parallel.cp = 2: context parallelism is planned but not run yet; nearest legal: 1"),
+    (
+        {"parallel.ep": 2, "model.experts": Experts(count=8, top_k=2, ffn=64)},
+        "parallel.ep = 2: expert parallelism is planned but not run yet; nearest legal: 1",
+    ),
+    (
+        {"model.experts": Experts(count=8, top_k=2, ffn=64)},
+        "model.experts = 8 experts: known to the planner only so far: it cannot be trained",
+    ),
+    (
+        {"model.latent": LatentAttention(kv_rank=64, nope_dim=8, rope_dim=8, v_dim=8)},
+        "model.latent = kv_rank 64: known to the planner only so far: it cannot be trained",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), PLANNED)
 def test_what_is_only_planned_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     job = changed(changes)
     assert check(job) == []

@@ -24,6 +24,7 @@ from trigrid.check.calibrate_kernels import (
     measure_launch,
     measure_passes,
     measure_products,
+    measure_start,
     products_of,
 )
 from trigrid.check.calibrate_meter import Meter, Progress
@@ -98,14 +99,15 @@ def calibrate_rank(
     scale = order.seconds if comms else order.seconds / (1 - SHARES["wires"] - SHARES["overlap"])
     share = {name: part * scale for name, part in SHARES.items()}
 
-    launch = measure_launch(meter, share["launch"])
-    passes = measure_passes(meter, share["passes"], launch)
+    start_s = measure_start(meter, share["launch"] / 3)
+    launch = measure_launch(meter, share["launch"] * 2 / 3)
+    passes = measure_passes(meter, share["passes"], start_s)
     products: dict[str, Products] = {}
     attention: dict[str, Attention] = {}
     shapes, heads = products_of(order.job, layouts, device.type), heads_of(order.job, device.type)
     formats = order.formats
     for name in formats:
-        products[name] = measure_products(meter, shapes, name, share["products"] / len(formats), launch)
+        products[name] = measure_products(meter, shapes, name, share["products"] / len(formats), start_s)
         attention[name] = measure_attention(meter, heads, name, share["attention"] / len(formats))
     values = dict(OF_A_CPU) if device.type == "cpu" else {}
     wires: tuple[Wire, ...] = ()
@@ -155,7 +157,7 @@ def _accelerator(
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, memory, sms = properties.name, properties.total_memory, properties.multi_processor_count
-        known = _of_catalogue(name, memory)
+        known = of_catalogue(name, memory)
         if known is not None:
             # fp8 and what else was not asked for stay as the catalogue says.
             return replace(known, hbm_bytes=memory), (*presumed, "power_w")
@@ -183,7 +185,7 @@ def _rates(products: Products) -> list[float]:
     return [2 * m * n * k / seconds for m, n, k, seconds in products.points]
 
 
-def _of_catalogue(name: str, memory_bytes: int) -> Gpu | None:
+def of_catalogue(name: str, memory_bytes: int) -> Gpu | None:
     """The entry for a device as CUDA names it: its first word is in the name, and it has as much memory."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     near = [gpu for key, gpu in gpus().items() if key.split("-")[0] in words and ("pcie" in key) == ("pcie" in words)]

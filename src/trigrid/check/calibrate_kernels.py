@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import NamedTuple
 
 import torch
@@ -16,11 +16,15 @@ from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import decoder
 from trigrid.check.calibrate_fit import fit_attention, fit_passes, fit_products
 from trigrid.check.calibrate_meter import Meter, ends_first
+from trigrid.engine.comm import Comm
+from trigrid.grid import grid_of
 from trigrid.models.attention import causal_attention
+from trigrid.models.build import build_engine
 from trigrid.plan.measured import Attention, Launch, Passes, Products
 from trigrid.plan.software import engine_software
-from trigrid.spec.job import Job
+from trigrid.spec.job import Batch, Job, Optimizer, Run
 from trigrid.spec.layout import Layout
+from trigrid.spec.model import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Sides of products that are tried without a job, or around its own.
@@ -29,6 +33,15 @@ SEQUENCES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096,
 PASS_BYTES = {"cpu": tuple(2**n for n in range(14, 27, 2)), "cuda": tuple(2**n for n in range(20, 31, 2))}
 HEADS, HEAD_DIM = {"cpu": 4, "cuda": 16}, {"cpu": 64, "cuda": 128}
 CHAIN = 64
+# Larger than the caches near the cores.
+COLD_BYTES = {"cpu": 2**25, "cuda": 2**27}
+SMALL = Job(
+    model=ModelSpec(name="small", hidden=16, layers=4, heads=2, kv_heads=2, head_dim=8, ffn=16, vocab=16, context=16),
+    batch=Batch(global_batch=8, sequence=8, micro_batch=1),
+    run=Run(steps=1, precision="fp32"),
+    optimizer=Optimizer(),
+    parallel=Layout(sequence_parallel=False),
+)
 # A product that would take more than so many times what there is for one is left out.
 TOO_LONG = 3.0
 
@@ -77,9 +90,9 @@ def heads_of(job: Job | None, device: str) -> Heads:
 
 
 def measure_products(
-    meter: Meter, shapes: Sequence[Product], number_format: str, seconds: float, launch: Launch
+    meter: Meter, shapes: Sequence[Product], number_format: str, seconds: float, start_s: float
 ) -> Products:
-    """What starting a kernel takes is taken off where nothing else is done meanwhile."""
+    """start_s: what starting an operation takes, which is taken off where nothing else is done meanwhile."""
     dtype, device = DTYPES[number_format], meter.device
     side = SIDES[device.type][1]
     rate = 2 * side**3 / meter.seconds(_product(side, side, side, dtype, device), 0.02 * seconds)
@@ -87,19 +100,21 @@ def measure_products(
     points = []
     for (m, n, k), within in meter.within(f"products in {number_format}", able or [(side, side, side)], seconds):
         spent = meter.seconds(_product(m, n, k, dtype, device), within)
-        points.append((m, n, k, _beyond(spent, launch)))
+        points.append((m, n, k, _beyond(spent, start_s, device)))
     return fit_products(tuple(points))
 
 
-def _beyond(spent: float, launch: Launch) -> float:
-    """What a kernel takes besides its launch, which is priced by itself."""
-    return max(spent / 2, spent - launch.seconds) if launch.blocking else spent
+def _beyond(spent: float, start_s: float, device: torch.device) -> float:
+    """What a kernel takes besides its start, which is priced by itself."""
+    return max(spent / 2, spent - start_s) if device.type == "cpu" else spent
 
 
 def _product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """Each call with weights that were not used for a while, as in a training step."""
     x_MK = torch.randn(m, k, device=device).to(dtype)
-    w_NK = torch.randn(n, k, device=device).to(dtype)
-    return lambda: F.linear(x_MK, w_NK)
+    copies = max(1, COLD_BYTES[device.type] // (n * k * dtype.itemsize))
+    weights_NK = cycle(torch.randn(n, k, device=device).to(dtype).repeat(copies, 1, 1).unbind())
+    return lambda: F.linear(x_MK, next(weights_NK))
 
 
 def measure_attention(meter: Meter, heads: Heads, number_format: str, seconds: float) -> Attention:
@@ -127,20 +142,20 @@ def measure_attention(meter: Meter, heads: Heads, number_format: str, seconds: f
     return fit_attention(tuple(points))
 
 
-def measure_passes(meter: Meter, seconds: float, launch: Launch) -> Passes:
+def measure_passes(meter: Meter, seconds: float, start_s: float) -> Passes:
     """Sums of two tensors, within caches and beyond them, into a third, which is new each time, as in a training step:
     three times their bytes are moved."""
     points = []
     for size, within in meter.within("memory", ends_first(PASS_BYTES[meter.device.type]), seconds):
         x, y = (torch.ones(size // 4, device=meter.device) for _ in range(2))
         spent = meter.seconds(partial(torch.add, x, y), within)
-        points.append((3 * size, _beyond(spent, launch)))
+        points.append((3 * size, _beyond(spent, start_s, meter.device)))
     return fit_passes(tuple(points))
 
 
-def measure_launch(meter: Meter, seconds: float) -> Launch:
-    """What the host needs for a kernel, autograd included: a chain of operations on few numbers, forward and backward,
-    of which backward starts two for each; on a CPU the host is who computes, too."""
+def measure_start(meter: Meter, seconds: float) -> float:
+    """What an operation takes that does next to nothing, autograd included: a chain of them on few numbers, forward and
+    backward, of which backward starts two for each."""
     x = torch.ones(8, device=meter.device, requires_grad=True)
     w = torch.ones(8, device=meter.device, requires_grad=True)
 
@@ -151,4 +166,19 @@ def measure_launch(meter: Meter, seconds: float) -> Launch:
         return torch.autograd.grad(y.sum(), (x, w))
 
     meter.progress("launches", 0, 1)
-    return Launch(meter.seconds(chain, seconds) / (3 * CHAIN), meter.device.type == "cpu")
+    return meter.seconds(chain, seconds) / (3 * CHAIN)
+
+
+def measure_launch(meter: Meter, seconds: float) -> Launch:
+    """What the host needs for each kernel that the blueprint claims, with all that the engine does around it: forward
+    and backward of a decoder too small for anything else to take time; on a CPU the host is who computes, too."""
+    engine = build_engine(SMALL, Comm(grid_of(SMALL), 0, meter.device), meter.device)
+    microbatches = SMALL.batch.microbatches(SMALL.parallel)
+    tokens = torch.zeros((microbatches, SMALL.batch.micro_batch, SMALL.batch.sequence), dtype=torch.int64)
+    kernels = engine_software(SMALL).kernels
+    started = 0
+    for unit in decoder(SMALL.model).units:
+        claimed = claims(SMALL.model, unit.kind, kernels)
+        started += len(claimed.gemms) + 2 * len(claimed.attends) + sum(item.kernels for item in claimed.passes)
+    spent = meter.seconds(lambda: engine.accumulate(tokens, tokens), seconds)
+    return Launch(spent / (3 * started * microbatches), meter.device.type == "cpu")

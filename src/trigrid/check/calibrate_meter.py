@@ -42,6 +42,10 @@ class Meter:
     def seconds(self, call: Callable[[], object], within_s: float) -> float:
         """What one `call` takes: the median of a few runs of several calls, after one that warms up; about `within_s`
         in all, or a few calls where these take longer."""
+        return self.agree(self.own(call, within_s))
+
+    def own(self, call: Callable[[], object], within_s: float) -> float:
+        """As `seconds`, of this rank alone, while all others are at it."""
         once = self.agree(self._run(call, 1))
         if once < within_s / REPEATS:
             # The first call may have made more than it will again.
@@ -50,7 +54,7 @@ class Meter:
         calls = int(min(MOST_CALLS, max(1.0, affordable / REPEATS)))
         repeats = int(min(REPEATS, max(FEWEST, affordable)))
         # Ranks begin together: agreeing has just made them meet.
-        return self.agree(median(self._run(call, calls) / calls for _ in range(repeats)))
+        return median(self._run(call, calls) / calls for _ in range(repeats))
 
     def _run(self, call: Callable[[], object], calls: int) -> float:
         self._synchronise()

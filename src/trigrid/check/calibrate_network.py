@@ -55,19 +55,19 @@ def measure_wires(meter: Meter, comms: list[Comm], seconds: float) -> tuple[Wire
             points = []
             what = f"{kind} of {place.ranks} ranks ({place.tier.name.lower()})"
             for size, within in meter.within(what, ends_first(SIZES[meter.device.type]), share):
-                points.append((size, meter.seconds(_collective(kind, comm, axis, size, meter.device), within)))
+                points.append((size, meter.seconds(collective(kind, comm, axis, size, meter.device), within)))
             wires.append(fit_wire(kind, place.tier, place.ranks, place.inside, tuple(sorted(points))))
     for tier, partner in pairs:
         points = []
         for size, within in meter.within(
             f"messages ({tier.name.lower()})", ends_first(SIZES[meter.device.type]), share
         ):
-            points.append((size, meter.seconds(_ping_pong(comms[0].rank, partner, size, meter.device), within) / 2))
+            points.append((size, meter.seconds(ping_pong(comms[0].rank, partner, size, meter.device), within) / 2))
         wires.append(fit_wire("message", tier, 2, 1, tuple(sorted(points))))
     return tuple(wires)
 
 
-def _collective(kind: WireKind, comm: Comm, axis: str, size: int, device: torch.device) -> Callable[[], object]:
+def collective(kind: WireKind, comm: Comm, axis: str, size: int, device: torch.device) -> Callable[[], object]:
     """The engine's own call; of an all-to-all, which it lacks, torch's."""
     group = comm.group(axis)
     numel = max(1, size // ELEMENT_BYTES // group.size) * group.size
@@ -92,7 +92,8 @@ def _neighbours(comm: Comm) -> Iterator[tuple[Tier, int | None]]:
             yield grid.tier((0, distance)), partner if partner < grid.world else None
 
 
-def _ping_pong(rank: int, partner: int | None, size: int, device: torch.device) -> Callable[[], object]:
+def ping_pong(rank: int, partner: int | None, size: int, device: torch.device) -> Callable[[], object]:
+    """A message of `size` bytes to `partner` and back; nothing where there is none."""
     tensor = torch.zeros(max(1, size // ELEMENT_BYTES), device=device)
 
     def call() -> None:

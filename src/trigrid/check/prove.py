@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.check.census import Census
-from trigrid.check.dry import DryComm, attach, label_state
+from trigrid.check.dry import DryComm, PeerComm, attach, label_state
 from trigrid.check.operations import KINDS, Operations, step_flops
+from trigrid.check.parity import batch, documents, share
 from trigrid.check.roles import Role, places
 from trigrid.check.tracing import (
     ACTIVATIONS,
@@ -33,8 +35,10 @@ from trigrid.check.tracing import (
     Sample,
     Tracer,
 )
+from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
-from trigrid.grid import grid_of
+from trigrid.engine.zero import Initialise
+from trigrid.grid import Grid, grid_of
 from trigrid.ledger import STATE
 from trigrid.models.build import build_engine
 from trigrid.plan.memory import StageUse
@@ -123,10 +127,10 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether state, communication and operations are what was predicted, and what was given up died. The peak's
-        distance is shown and does not count yet."""
+        """Whether state, communication and operations are what was predicted, the peak is near it, and what was given
+        up died."""
         equal = all(line.equal for line in (*self.state, *self.calls, *self.payload, *self.flops))
-        return equal and not self.survivors and not self.left_over
+        return equal and self.peak.total.near and not self.survivors and not self.left_over
 
 
 def prove(job: Job, roles: Sequence[Role], say: Callable[[str], None] = lambda _: None) -> list[Proof]:
@@ -148,38 +152,59 @@ def program_software(job: Job) -> Software:
     return replace(software, kernels=replace(software.kernels, fused_norm=False))
 
 
-def prove_rank(job: Job, role: Role, planned: Plan) -> Proof:
-    """The proof of one rank; planned: the plan of `job`."""
+def prove_rank(job: Job, role: Role, planned: Plan, backend: str = "nccl") -> Proof:
+    """The proof of one rank, without its peers and without data; planned: the plan of `job`; backend: whose program
+    is run, where the engine knows more than one."""
     assert not dist.is_initialized(), "a dry run needs a process group of its own"
-    grid = grid_of(job)
-    begun = time.process_time()
-    tracer = Tracer()
-    dist.init_process_group("fake", rank=role.rank, world_size=grid.world, store=FakeStore())
+    dist.init_process_group("fake", rank=role.rank, world_size=job.parallel.world, store=FakeStore())
     try:
-        with FakeTensorMode(), tracer:
-            comm = DryComm(grid, role.rank, tracer)
-            engine = build_engine(job, comm, torch.device("cpu"), _empty)
-            census = Census(engine)
-            attach(tracer, engine)
-            shape = (job.batch.microbatches(job.parallel), job.batch.micro_batch, job.batch.sequence)
-            tokens = torch.zeros(shape, dtype=torch.int64)
-            numbers = tokens if job.data.document_attention else None
-            # The first step brings what is made lazily, and is counted in operations, apart from memory: one microbatch
-            # is like the others, but a schedule of a file has a number of its own.
-            few = len(tokens) if job.parallel.schedule_file else 1
-            operations = Operations([*engine.buckets.values()], lambda: comm.activity.action)
-            with operations:
-                rows = tokens[:few]
-                engine.step(rows, rows, job.optimizer.lr, numbers[:few] if numbers is not None else None, 0)
-            comm.traffic.clear()
-            label_state(tracer, engine)
-            tracer.restart()
-            engine.step(tokens, tokens, job.optimizer.lr, numbers, 0)
-            tracer.finish()
-            counted = {kind: n * len(tokens) // few for kind, n in operations.flops.items()}
-            return _proof(job, role, engine, census, tracer, planned, counted, time.process_time() - begun)
+        with FakeTensorMode():
+            return trace(job, role, planned, partial(DryComm, stands_for=backend), _empty)
     finally:
         dist.destroy_process_group()
+
+
+def trace_rank(rank: int, job: Job, planned: Plan) -> Proof:
+    """The same of a rank among its peers, with data, over the process group that it has joined."""
+    pp = grid_of(job).coord(rank).pp
+    return trace(job, Role(rank, pp, (pp,)), planned, PeerComm)
+
+
+def trace(
+    job: Job,
+    role: Role,
+    planned: Plan,
+    comm_of: Callable[[Grid, int, Tracer], Comm],
+    initialise: Initialise | None = None,
+) -> Proof:
+    """Two steps of one rank and what the second did, whatever the process group and the tensors are."""
+    begun = time.process_time()
+    with Tracer() as tracer:
+        comm = comm_of(grid_of(job), role.rank, tracer)
+        engine = build_engine(job, comm, torch.device("cpu"), initialise)
+        census = Census(engine)
+        attach(tracer, engine)
+        tokens, labels, numbers = _rows(job, comm.coord.dp)
+        # The first step brings what is made lazily, and is counted in operations, apart from memory: one microbatch
+        # is like the others, but a schedule of a file has a number of its own.
+        few = len(tokens) if job.parallel.schedule_file else 1
+        operations = Operations([*engine.buckets.values()], lambda: comm.activity.action)
+        with operations:
+            engine.step(tokens[:few], labels[:few], job.optimizer.lr, numbers[:few] if numbers is not None else None, 0)
+        comm.traffic.clear()
+        label_state(tracer, engine)
+        tracer.restart()
+        engine.step(tokens, labels, job.optimizer.lr, numbers, 0)
+        tracer.finish()
+        counted = {kind: n * len(tokens) // few for kind, n in operations.flops.items()}
+        return _proof(job, role, engine, census, tracer, planned, counted, time.process_time() - begun)
+
+
+def _rows(job: Job, dp: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, labels and numbers of documents of a data-parallel rank, in storages of their own."""
+    numbers = documents(job, 0)
+    tokens, labels = (share(rows, job, dp).clone() for rows in batch(job, 0))
+    return tokens, labels, share(numbers, job, dp).clone() if numbers is not None else None
 
 
 def _empty(local: LocalParameter) -> Tensor:
@@ -231,19 +256,15 @@ def _left_over(last: Sample) -> dict[str, int]:
 
 
 def peak_of(state: Sequence[Line], use: StageUse, tracer: Tracer) -> Peak:
-    """The step's fullest moment beside what the planner says of the stage.
-
-    Where the planner's moment is a block's backward, what head and loss would hold is not there; it is in its place.
-    """
+    """The step's fullest moment beside what the planner says of the stage."""
     fullest = max(tracer.samples, key=lambda sample: sample.peak.total_bytes)
     there = fullest.peak
-    logits = use.logits if use.moment == "loss" else 0.0
     pairs = (
         ("activations", use.activations, there[ACTIVATIONS] + there[QUEUE]),
-        ("logits", logits, there[LOGITS]),
+        ("logits", use.logits, there[LOGITS]),
         ("messages", use.buffers, there[MESSAGES]),
-        ("transients", use.transients + use.logits - logits, sum(there[name] for name in TRANSIENT)),
-        ("inputs", 0.0, there[INPUTS]),
+        ("transients", use.transients, sum(there[name] for name in TRANSIENT)),
+        ("inputs", use.inputs, there[INPUTS]),
     )
     memory = (
         *(Line(line.name, line.predicted, there[line.name]) for line in state),

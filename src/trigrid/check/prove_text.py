@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trigrid.check.prove import SMALL, Line, Peak, Proof
+from trigrid.check.prove import NEAR, SMALL, Line, Peak, Proof
 from trigrid.ledger import STATE
 from trigrid.report.console import table
+from trigrid.report.units import size
 
 MOST_HOLDINGS = 6
 DIFFERS = "DIFFERS"
-HELD = "predicted = traced in state, traffic and operations"
+HELD = "predicted = traced in state, traffic and operations, and near it at the peak"
 
 
 def proofs_text(proofs: Sequence[Proof]) -> str:
@@ -46,8 +47,8 @@ def _page(proof: Proof) -> str:
         _flops(proof),
         kept,
         f"still alive after the step: {left}" if left else "",
-        f"{HELD if proof.holds else 'predicted and traced DIFFER'}; peak {proof.peak.total.off:+.1%}"
-        f" ({proof.cpu_s:.1f} CPU-s, {size(proof.host_bytes)} of this host)",
+        f"{HELD if proof.holds else 'predicted and traced DIFFER'}; peak {proof.peak.total.off:+.1%}, "
+        f"at most ± {NEAR:.0%} ({proof.cpu_s:.1f} CPU-s, {size(proof.host_bytes)} of this host)",
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -105,12 +106,6 @@ def _distance(line: Line, limit: float) -> list[str]:
 
 def _operation(made_by: str) -> str:
     return made_by.removeprefix("aten.").partition(".")[0]
-
-
-def size(n: int) -> str:
-    """Bytes in the largest unit that leaves at least one before the point."""
-    power, unit = next((p, u) for p, u in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if n >= 2**p or not p)
-    return f"{n / 2**power:,.3f} {unit}" if power else f"{n} B"
 
 
 def flops(n: int) -> str:

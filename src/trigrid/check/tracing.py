@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -84,6 +85,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._unit = self._label = ""
         self._fullest, self._fullest_at, self._fullest_unit = 0, 0, ""
         self._most = 0
+        # The thread of a collective may be the last to let go of a storage.
+        self._lock = RLock()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -91,7 +94,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*args, **(kwargs or {}))
         for tensor in found if isinstance(found, (tuple, list)) else (found,):
             if isinstance(tensor, Tensor):
-                self._see(tensor, func)
+                with self._lock:
+                    self._see(tensor, func)
         return found
 
     def _see(self, tensor: Tensor, func: Any) -> None:
@@ -111,12 +115,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _burial(self, key: int) -> Callable[[object], None]:
         def bury(_: object) -> None:
-            dead = self._alive.pop(key)
-            del self._references[key]
-            self._count += 1
-            dead.died = self._count
-            self._bytes -= dead.nbytes
-            self._dead.append(dead)
+            with self._lock:
+                dead = self._alive.pop(key)
+                del self._references[key]
+                self._count += 1
+                dead.died = self._count
+                self._bytes -= dead.nbytes
+                self._dead.append(dead)
 
         return bury
 
@@ -160,8 +165,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def act(self, action: Action | str) -> None:
         """The action before is over, this one begins."""
-        self._finish()
-        self._next(action)
+        with self._lock:
+            self._finish()
+            self._next(action)
 
     def finish(self) -> None:
         """The last action is over."""

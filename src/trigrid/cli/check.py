@@ -73,6 +73,7 @@ def parity(
 @app.command(
     help_epilogue=examples(
         "trigrid prove examples/llama3-405b.toml",
+        "trigrid prove examples/llama3-405b.toml --quick",
         "trigrid prove examples/llama3-405b.toml --zero 3 --ranks 0,777",
         "trigrid prove llama3-8b --gpus 64 --tp 4 --pp 2 --snapshot memory.json",
     )
@@ -86,6 +87,12 @@ def prove(
     snapshot: Annotated[
         Path | None, Parameter(help="Write memory over the step here, for Perfetto or chrome://tracing.")
     ] = None,
+    quick: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Cut the model to one layer a stage and the step to two microbatches a pipeline rank."
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -97,11 +104,13 @@ def prove(
     """
     from trigrid.check.prove import prove as run
     from trigrid.check.prove_text import proofs_json, proofs_text
+    from trigrid.check.quick import quick as cut
     from trigrid.check.roles import chosen, roles
     from trigrid.report.console import Console
 
     console = Console(quiet)
     job = _job(arguments, gpus, console)
+    job, kept = cut(job) if quick else (job, "")
     shown = chosen(job, _numbers(ranks)) if ranks else roles(job)
     with console.waiting("running the program"):
         proofs = run(job, shown, console.say)
@@ -111,9 +120,11 @@ def prove(
         write_snapshot(job, proofs, snapshot)
         console.say(f"{snapshot} is written; open it in https://ui.perfetto.dev")
     if as_json:
-        print_json(proofs_json(proofs))
+        print_json({**proofs_json(proofs), "cut_to": kept})
     else:
         print(proofs_text(proofs))
+        if kept:
+            print(f"\nquick form, cut to {kept}")
     if not all(proof.holds for proof in proofs):
         sys.exit(1)
 

@@ -9,6 +9,6 @@ from trigrid.check.pool import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Eight worker processes for all tests of checkpoints."""
+    """Eight worker processes for all tests."""
     with Pool(8) as workers:
         yield workers
