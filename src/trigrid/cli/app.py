@@ -77,5 +77,19 @@ def searched_job(arguments: Sequence[str], gpus: int | None) -> Job:
     return auto_job(found.job) if made else found.job
 
 
+def run_folder(folder: Path, key: str, nor: str = "") -> None:
+    """Raises Refused where `folder` is not that of a run, with the newest ones in it; nor: what it is not either."""
+    if not folder.is_dir():
+        reason = f"is no folder of a run{nor}" if folder.exists() else "there is no such folder"
+        raise Refused([Problem(key, folder, reason, _runs_in(folder.parent))])
+    if not (folder / "job.toml").exists():
+        raise Refused([Problem(key, folder, "is no folder of a run: it has no job.toml", _runs_in(folder))])
+
+
+def _runs_in(folder: Path) -> tuple[str, ...]:
+    runs = [file.parent for file in folder.glob("*/events.jsonl")] if folder.is_dir() else []
+    return tuple(map(str, sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:3]))
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=1, allow_nan=False))

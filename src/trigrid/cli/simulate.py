@@ -30,7 +30,6 @@ MOST_REPETITIONS = 100_000
         "trigrid simulate job.toml --slow-rank 17:1.3 --slow-link 3-4:10",
         "trigrid simulate job.toml --jitter 0.02 --repetitions 1000",
         "trigrid simulate job.toml --fail 17:0.5 --fail 40:0.9",
-        "trigrid simulate --compare runs/tiny-3d-20261130-204043",
         "trigrid simulate llama3-70b --gpus 64 --tp 8 --pp 4 --global-batch 64",
     )
 )
@@ -62,10 +61,6 @@ def simulate(
     balance: Annotated[
         bool, Parameter(negative="", help="Give stages the layers that make the slowest one fastest.")
     ] = False,
-    compare: Annotated[
-        Path | None,
-        Parameter(help="Lay the step that a run has recorded (`trigrid train --trace STEP`) beside the planned one."),
-    ] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline for Perfetto or chrome://tracing here.")] = None,
     svg: Annotated[Path | None, Parameter(help="Write the timeline as a picture here.")] = None,
     save_schedule: Annotated[Path | None, Parameter(help="Write the schedule here, a .csv or .json file.")] = None,
@@ -74,15 +69,13 @@ def simulate(
 ) -> None:
     """Play a job's pipeline schedule: step, bubble, exposed communication and memory over time, without a GPU.
 
-    ARGUMENTS are those of `trigrid plan`: a job file or a model, and flags that give values of a job; with `--compare`
-    alone, the job of the run.
+    ARGUMENTS are those of `trigrid plan`: a job file or a model, and flags that give values of a job. `trigrid compare`
+    lays the step that a run has recorded beside it.
     """
     from trigrid.plan.balance import balanced_job
     from trigrid.plan.simulate import simulate as play
     from trigrid.plan.stragglers import failures, statistics, stragglers, together_s
     from trigrid.report.balance import balance_text
-    from trigrid.report.compare import compare as lay_beside
-    from trigrid.report.compare import comparison_json, comparison_text
     from trigrid.report.console import Console
     from trigrid.report.simulate import (
         failure_text,
@@ -94,8 +87,6 @@ def simulate(
 
     console = Console(quiet)
     _check_paths(trace=trace, svg=svg, save_schedule=save_schedule)
-    if compare and not arguments:
-        arguments = (str(compare / "job.toml"),)
     job = searched_job(arguments, gpus)
     faults = _faults(job, slow_rank, slow_link, jitter, seed, repetitions, fail)
     texts = []
@@ -104,7 +95,6 @@ def simulate(
         texts.append(balance_text(split))
         job = split.job
     simulation = play(job, durations=durations, schedule=schedule_file)
-    beside = lay_beside(simulation, compare) if compare else None
     _check_links(simulation, faults)
     slow = stragglers(simulation, faults)
     together = together_s(simulation, faults) if slow else None
@@ -112,13 +102,10 @@ def simulate(
     spread = statistics(simulation, faults) if faults.jitter else None
     _write(simulation, trace, svg, save_schedule, console.say)
     if as_json:
-        told = simulation_json(simulation, faults, slow, together, failed, spread)
-        print_json({**told, "compare": comparison_json(beside)} if beside else told)
+        print_json(simulation_json(simulation, faults, slow, together, failed, spread))
         return
     columns = shutil.get_terminal_size((PAGE_COLUMNS, 24)).columns
     texts.append(simulation_text(simulation, columns))
-    if beside:
-        texts.append(comparison_text(beside, columns))
     if together is not None:
         texts.append(straggler_text(simulation, slow, together))
     if failed:

@@ -10,6 +10,12 @@ def gib(amount: float) -> str:
     return f"{amount / GIB:,.1f}"
 
 
+def size(n: int) -> str:
+    """Bytes in the largest unit that leaves at least one before the point."""
+    power, unit = next((p, u) for p, u in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if n >= 2**p or not p)
+    return f"{n / 2**power:,.3f} {unit}" if power else f"{n} B"
+
+
 def seconds(value: float) -> str:
     """Three figures, in s or ms."""
     if value >= 0.9995:
@@ -22,6 +28,12 @@ def figures(value: float) -> str:
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def rate(flops_per_s: float) -> str:
+    """FLOP/s with three figures."""
+    factor, unit = (1e12, "TFLOP/s") if flops_per_s >= 0.9995e12 else (1e9, "GFLOP/s")
+    return f"{figures(flops_per_s / factor)} {unit}"
 
 
 def scaled(value: float) -> str:

@@ -28,8 +28,11 @@ class Meter:
         self._comm.waited_s = 0.0
         self._begun_s = time.perf_counter()
 
-    def loaded(self) -> None:
-        self._data_wait_s += time.perf_counter() - self._begun_s
+    def loaded(self) -> float:
+        """The seconds that the step has waited for its data."""
+        seconds = time.perf_counter() - self._begun_s
+        self._data_wait_s += seconds
+        return seconds
 
     def end(self) -> float:
         """The step's seconds on this rank."""

@@ -26,6 +26,7 @@ from trigrid.train import stopping
 from trigrid.train.course import is_spike, merged, places
 from trigrid.train.learning_rate import learning_rate
 from trigrid.train.meter import Meter
+from trigrid.train.sampling import Sampler
 from trigrid.train.timeline import start_recording, write_recording
 from trigrid.train.watchdog import Watchdog
 
@@ -51,13 +52,14 @@ class Training:
         run_dir: Path,
         group: dist.ProcessGroup | None,
         watchdog: Watchdog,
+        sampler: Sampler,
         log: Log | None,
         events: EventLog | None,
     ) -> None:
         self._job, self._engine = job, engine
         self._loader, self._held_out = loader, held_out
         self._state, self._run_dir, self._group = state, run_dir, group
-        self._watchdog, self._log, self._events = watchdog, log, events
+        self._watchdog, self._sampler, self._log, self._events = watchdog, sampler, log, events
         self._saver = Saver(engine, run_dir, group)
         self._meter = Meter(engine.comm, engine.device)
         self._saved = state.step if source == path_of(run_dir, state.step) else -1
@@ -123,13 +125,16 @@ class Training:
         last = number == job.run.steps
         if traced := number == job.run.trace_step:
             start_recording(engine)
+        sampled = self._sampler.begin(may=not traced)
         self._meter.begin()
         start, batch = next(batches)
-        self._meter.loaded()
+        data_wait_s = self._meter.loaded()
         rate = learning_rate(job.optimizer, number - 1, job.run.steps)
         stop = stopping.asked() is not None
         result = engine.step(batch.tokens, batch.labels, rate, batch.documents, start, stop=stop)
         step_s = self._meter.end()
+        if sampled:
+            self._sampler.end(number, data_wait_s, result.updated)
         path = write_recording(engine, self._run_dir, number) if traced else None
         if path and log:
             log.say(f"timeline of step {number}: {path}")
