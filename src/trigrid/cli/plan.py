@@ -39,6 +39,9 @@ def plan(
     policy: Annotated[
         str | None, Parameter(help="Bytes of state per parameter, by name: engine, two-moments, fsdp2, …")
     ] = None,
+    expandable_segments: Annotated[
+        bool, Parameter(negative="", help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fewer gaps in memory.")
+    ] = False,
     tokens: Annotated[str, Parameter(help="Tokens to train on, such as 15T.")] = "1T",
     search: Annotated[
         bool, Parameter(negative="", help="Search a job file's layout, too; flags fix what they give.")
@@ -70,6 +73,7 @@ def plan(
     from trigrid.plan.figures import memory_wall
     from trigrid.plan.plan import as_json as plan_json
     from trigrid.plan.shape import RULE, read_size
+    from trigrid.plan.software import choose_software
     from trigrid.report.console import Console
     from trigrid.report.plan import plan_text
     from trigrid.spec.rules import check_trainable
@@ -81,7 +85,7 @@ def plan(
     asked = ask(target, given, gpus=gpus, params=params, cluster=cluster, search=search)
     if params:
         asked = replace(asked, assumed=(RULE, *asked.assumed))
-    trainer = _software(asked.job, software, policy)
+    trainer = choose_software(asked.job, software, policy, expandable_segments)
     planned, lines, answers = _searched(asked, trainer)
     if balance:
         planned, line, answers["balance"] = _balanced(planned)
@@ -120,22 +124,6 @@ def plan(
         print(plan_text(planned, trained, lines))
     if not planned.fits():
         sys.exit(1)
-
-
-def _software(job: Job, name: str | None, policy: str | None) -> Software:
-    """The software that is planned for, with another precision policy where one is named."""
-    from difflib import get_close_matches
-
-    from trigrid.errors import Problem, Refused
-    from trigrid.plan.software import POLICIES, engine_software, load_software
-
-    found = load_software(name) if name and name != "trigrid" else engine_software(job)
-    if policy is None:
-        return found
-    if policy not in POLICIES:
-        closest = tuple(get_close_matches(policy.lower(), POLICIES)) or tuple(POLICIES)
-        raise Refused([Problem("policy", policy, "no precision policy has this name", closest)])
-    return replace(found, policy=POLICIES[policy])
 
 
 def _searched(asked: Asked, software: Software) -> tuple[Plan, list[str], dict[str, object]]:

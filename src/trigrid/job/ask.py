@@ -82,7 +82,7 @@ def _of_job(
     tree["batch"] = {"global_batch": whole.batch.global_batch, "sequence": whole.batch.sequence, **fixed.tree["batch"]}
     for name in ("order", "sequence_parallel"):
         tree["parallel"].setdefault(name, plain(whole.parallel)[name])
-    return _searched(replace(given, tree=tree), path.parent, gpus or whole.parallel.world, ())
+    return searched(replace(given, tree=tree), path.parent, gpus or whole.parallel.world, ())
 
 
 def _of_model(
@@ -99,8 +99,8 @@ def _of_model(
     spec = shape_of_size(read_size(params, "params")) if params else resolve_model(target or "")
     document = _with_cluster(Document({"model": plain(spec)}, {(): ""}), cluster)
     given = read_sources(document, flags, env)
-    assumed = _defaults(given.tree, spec.context)
-    return _searched(given, Path(), gpus, tuple(assumed))
+    assumed = fill_in(given.tree, spec.context)
+    return searched(given, Path(), gpus, tuple(assumed))
 
 
 def _with_cluster(document: Document, path: Path | None) -> Document:
@@ -123,7 +123,7 @@ def _with_cluster(document: Document, path: Path | None) -> Document:
     return Document({**document.table, "cluster": table}, {**document.places, **places})
 
 
-def _defaults(tree: Table, context: int) -> list[str]:
+def fill_in(tree: Table, context: int) -> list[str]:
     """Fills in what a plan of a model needs and its flags leave out; tells what."""
     batch, cluster, found = tree["batch"], tree["cluster"], []
     tree["run"].setdefault("steps", STEPS)
@@ -140,8 +140,8 @@ def _defaults(tree: Table, context: int) -> list[str]:
     return found
 
 
-def _searched(given: Given, folder: Path, gpus: int | None, assumed: tuple[str, ...]) -> Asked:
-    """What is asked where every knob that no source gives is open."""
+def searched(given: Given, folder: Path, gpus: int | None, assumed: tuple[str, ...]) -> Asked:
+    """What is asked where every knob that no source gives is open. Raises Refused with every problem found."""
     tree = given.tree
     if "accumulation" in tree["batch"]:
         reason = "follows from batch.global_batch, parallel.dp and batch.micro_batch where these are searched"

@@ -154,7 +154,7 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[Key, Setting]]:
     for name, text in sorted(env.items()):
         if name.startswith(ENV_PREFIX):
             key = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
-            yield key, Setting(_value(key, text), name)
+            yield key, Setting(value_of(key, text), name)
 
 
 def _from_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterator[tuple[Key, Setting]]:
@@ -171,10 +171,10 @@ def _from_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterator[t
             reason = "the flag needs a value" if type_of(key) is not None else _unknown(key)[0]
             problems.append(Problem(".".join(key), NOT_GIVEN, reason, where=flag))
             continue
-        yield key, Setting(_value(key, text if equals else rest.pop(0)), flag)
+        yield key, Setting(value_of(key, text if equals else rest.pop(0)), flag)
 
 
-def _value(key: Key, text: str) -> Any:
+def value_of(key: Key, text: str) -> Any:
     """`text` as a TOML value, or as the string it is where it is none or where `key` takes a string; words between
     commas are an array where `key` takes one of words."""
     try:

@@ -44,10 +44,10 @@ def verdict(plan: Plan) -> str:
 def plan_text(plan: Plan, tokens: float = TOKENS, head: Sequence[str] = ()) -> str:
     """The plan on a page; head: lines that stand before the details."""
     blocks = [
-        _answer(plan, tokens),
+        [title(plan), *_rows(answer_rows(plan, tokens))],
         list(head),
-        _wall(plan),
-        _grid(plan),
+        _rows([("memory wall", wall_text(plan))]),
+        _rows(grid_rows(plan)),
         _memory(plan),
         _time(plan),
         _warnings(plan),
@@ -60,13 +60,14 @@ def short_text(plan: Plan) -> str:
     """The plan in two lines, as a training run prints them before it starts."""
     full, peak = gib(plan.fullest.memory.total_bytes), gib(plan.ceiling_bytes)
     return (
-        f"plan: {_headline(plan)}: stage {plan.fullest.stage} needs {full} of {peak} GiB\n"
+        f"plan: {headline(plan)}: stage {plan.fullest.stage} needs {full} of {peak} GiB\n"
         f"plan: step {seconds(plan.step_s.best)} ({_range(plan)}), {figures(plan.tokens_per_s_per_gpu)} tokens/s per "
         f"GPU, MFU {plan.mfu_full_attention:.1%} (full attention), idle share {plan.time.idle_share:.1%}"
     )
 
 
-def _headline(plan: Plan) -> str:
+def headline(plan: Plan) -> str:
+    """Whether it fits, and by how much not."""
     word = verdict(plan)
     if word == DOES_NOT_FIT:
         over = gib(plan.fullest.memory.total_bytes - plan.ceiling_bytes)
@@ -89,15 +90,19 @@ def _rows(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _answer(plan: Plan, tokens: float) -> list[str]:
-    job, setup = plan.job, plan.setup
-    name, world = job.model.name, setup.world
-    title = f"{name} ({scaled(plan.parameters)} parameters) on {world:,} × {plan.machine.gpu.name}: {_headline(plan)}"
+def title(plan: Plan) -> str:
+    """What is planned, and whether it fits."""
+    model = f"{plan.job.model.name} ({scaled(plan.parameters)} parameters)"
+    return f"{model} on {plan.setup.world:,} × {plan.machine.gpu.name}: {headline(plan)}"
+
+
+def answer_rows(plan: Plan, tokens: float) -> list[tuple[str, str]]:
+    """Step, throughput, MFU, training and goodput in words."""
     trained = plan.training(tokens)
     cost = f", cost {trained.cost:,.0f}" if trained.cost is not None else ""
-    kept = goodput(world)
+    kept = goodput(plan.setup.world)
     energy = f"{trained.energy_kwh / 1e6:,.2f} GWh" if trained.energy_kwh >= 1e5 else f"{trained.energy_kwh:,.0f} kWh"
-    rows = [
+    return [
         ("step", f"{seconds(plan.step_s.best)}  ({_range(plan)})"),
         (
             "throughput",
@@ -111,10 +116,10 @@ def _answer(plan: Plan, tokens: float) -> list[str]:
             f"a checkpoint every {duration(kept.interval_s)}",
         ),
     ]
-    return [title, *_rows(rows)]
 
 
-def _wall(plan: Plan) -> list[str]:
+def wall_text(plan: Plan) -> str:
+    """The whole model's state against one server."""
     wall = memory_wall(plan)
     needed, server, over = (wall[key] / 1e9 for key in ("state_bytes", "server_bytes", "deficit_bytes"))
     node = plan.machine.gpus_per_node
@@ -122,8 +127,7 @@ def _wall(plan: Plan) -> list[str]:
         f"{policy_text(plan.software.policy)}: {figures(needed)} GB of state against {figures(server)} GB on one "
         f"server of {node} GPUs"
     )
-    text += f": {figures(over)} GB too much" if over > 0 else ": it fits on one, without activations"
-    return _rows([("memory wall", text)])
+    return text + (f": {figures(over)} GB too much" if over > 0 else ": it fits on one, without activations")
 
 
 def policy_text(policy: Policy) -> str:
@@ -133,7 +137,8 @@ def policy_text(policy: Policy) -> str:
     return f"{policy.total} bytes per parameter (policy {policy.name}: {named})"
 
 
-def _grid(plan: Plan) -> list[str]:
+def grid_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Grid, layout and batch in words."""
     setup = plan.setup
     degrees = [("TP", setup.tp), ("PP", setup.pp), ("CP", setup.cp), ("DP", setup.dp)]
     shape = " × ".join(f"{name} {size}" for name, size in degrees if size > 1 or name != "CP")
@@ -141,7 +146,7 @@ def _grid(plan: Plan) -> list[str]:
         shape += f", EP {setup.ep} inside DP"
     if setup.dp_replicate > 1:
         shape += f", {setup.dp_replicate} copies of {setup.shards} shards (HSDP)"
-    crossed = ", ".join(f"{axis.upper()} over {tier}" for axis, tier in _tiers(plan).items() if axis != "zero")
+    crossed = ", ".join(f"{axis.upper()} over {tier}" for axis, tier in tiers(plan).items() if axis != "zero")
     policy = f"ZeRO-{setup.zero}"
     if setup.zero == 3:
         policy += ", weights gathered for each use" if setup.gather_per_use else ", weights gathered once a step"
@@ -150,20 +155,18 @@ def _grid(plan: Plan) -> list[str]:
     virtual = f", {setup.virtual} stages a rank" if setup.virtual > 1 else ""
     pipeline = f"{setup.schedule}{virtual}, " if setup.pp > 1 else ""
     batch = plan.job.batch
-    return _rows(
-        [
-            ("grid", f"{shape} = {setup.world:,} GPUs" + (f"; {crossed}" if crossed else "")),
-            ("layout", f"{policy}; {pipeline}recomputation {setup.recompute_text}; software {plan.software.name}"),
-            (
-                "batch",
-                f"{batch.global_batch:,} sequences of {batch.sequence:,} tokens = dp {setup.dp} × micro-batch "
-                f"{setup.micro_batch} × {setup.microbatches} microbatches",
-            ),
-        ]
-    )
+    return [
+        ("grid", f"{shape} = {setup.world:,} GPUs" + (f"; {crossed}" if crossed else "")),
+        ("layout", f"{policy}; {pipeline}recomputation {setup.recompute_text}; software {plan.software.name}"),
+        (
+            "batch",
+            f"{batch.global_batch:,} sequences of {batch.sequence:,} tokens = dp {setup.dp} × micro-batch "
+            f"{setup.micro_batch} × {setup.microbatches} microbatches",
+        ),
+    ]
 
 
-def _tiers(plan: Plan) -> dict[str, str]:
+def tiers(plan: Plan) -> dict[str, str]:
     """The network that each axis crosses, and that shards do, in words; axes of one rank are left out."""
     job = plan.job
     groups = step_for(job.model, job.cluster, plan.software, number_format(job)).groups(plan.setup)
@@ -192,10 +195,21 @@ COLUMNS = {
 MOMENTS = {
     "loss": "when backward begins with the loss",
     "block": "in the backward of its newest block",
+    "embedding": "at its embedding",
     "reduce": "in its last backward, beside gradients that are reduced",
     "optimizer": "in the optimizer's update",
     "start": "when its state is made",
 }
+
+
+def fullest_text(stage: Stage) -> str:
+    """What the fullest stage holds, by the three meters."""
+    memory = stage.memory
+    return (
+        f"stage {stage.stage} is fullest, {MOMENTS[memory.use.moment]}: {gib(memory.allocated_bytes)} allocated, "
+        f"{gib(memory.reserved_bytes)} reserved, {gib(memory.total_bytes)} on the device; not modelled and not hidden: "
+        f"± {gib(stage.margin_bytes)}"
+    )
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -210,16 +224,11 @@ def _memory(plan: Plan) -> list[str]:
         ]
         for stage in shown
     ]
-    fullest, left = plan.fullest, len(plan.stages) - len(shown)
+    left = len(plan.stages) - len(shown)
     lines = table(["stage", "layers", *COLUMNS, "total", ""], rows).splitlines()
     if left:
         lines.append(f"{left} more stages need no more than the fullest")
-    lines += wrap(
-        f"stage {fullest.stage} is fullest, {MOMENTS[fullest.memory.use.moment]}: "
-        f"{gib(fullest.memory.allocated_bytes)} allocated, {gib(fullest.memory.reserved_bytes)} reserved, "
-        f"{gib(fullest.memory.total_bytes)} on the device; not modelled and not hidden: ± {gib(fullest.margin_bytes)}",
-        WIDTH - 2,
-    )
+    lines += wrap(fullest_text(plan.fullest), WIDTH - 2)
     return [f"  memory per GPU in GiB, ceiling {gib(plan.ceiling_bytes)}", *(f"  {line.rstrip()}" for line in lines)]
 
 
@@ -232,13 +241,13 @@ def _shown_stages(plan: Plan) -> list[Stage]:
 
 
 def _time(plan: Plan) -> list[str]:
-    time, tiers = plan.time, _tiers(plan)
+    time, crossed = plan.time, tiers(plan)
     rows = []
     for name, spent in time.parts_s.items():
         if spent / time.step_s < SMALL:
             continue
         link = time.links_s.get(name)
-        tier = tiers.get(AXIS_OF_PART.get(name, name), "the wire")
+        tier = crossed.get(AXIS_OF_PART.get(name, name), "the wire")
         wires = f"of {seconds(link)} on {tier}" if link else ""
         rows.append((PART_NAMES[name], seconds(spent), f"{spent / time.step_s:6.1%}", wires))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -246,13 +255,13 @@ def _time(plan: Plan) -> list[str]:
         f"    {name:{widths[0]}}  {spent:>{widths[1]}}  {share:>{widths[2]}}  {wires}".rstrip()
         for name, spent, share, wires in rows
     ]
-    title = (
+    first = (
         f"  step of {seconds(time.step_s)}; bubble_ratio {time.bubble_ratio:.3f} (idle ÷ busy), "
         f"idle_share {time.idle_share:.3f} (idle ÷ pipeline)"
     )
     traffic = ", ".join(f"{axis} {amount / 1e9:,.1f}" for axis, amount in plan.traffic_bytes.items())
     sent = [f"  traffic of one GPU in a step, GB: {traffic}"] if traffic else []
-    return [title, *lines, *sent]
+    return [first, *lines, *sent]
 
 
 def _warnings(plan: Plan) -> list[str]:

@@ -48,28 +48,31 @@ def search_lines(
     assumed: Sequence[str],
 ) -> list[str]:
     """What stands between the answer and the details where layouts were searched."""
-    counts = found.counts
-    word = "best" if found.ranked else "nearest"
-    lines = [
-        f"  {word} of {counts.legal:,} legal layouts: {layout_text(found.chosen.setup)}",
-        *_wrapped(
-            f"{counts.priced:,} were priced, the others are too slow or too large by a bound; {counts.replayed:,} were "
-            f"replayed{'' if found.proved else ', and not all that a bound leaves open'}"
-            if found.ranked
-            else "none fits: this is the one that needs least memory",
-            "  ",
-        ),
-    ]
+    answer, how = found_text(found)
+    lines = [f"  {answer}", *_wrapped(how, "  ")]
     for sentence in assumed:
         lines += _wrapped(f"assumed: {sentence}", "  ")
     for why in whys:
         lines += _wrapped(f"{why.knob} {why.value}: {why.reason}", "    ")
     lines += _others(found, plan)
     if found.spare_gpus:
-        lines += _wrapped(_spare(found, batch), "  ")
+        lines += _wrapped(spare_text(found, batch), "  ")
     if not found.ranked:
         lines += change_lines(changes)
     return lines
+
+
+def found_text(found: Found) -> tuple[str, str]:
+    """Which layout was chosen, and of how many."""
+    counts = found.counts
+    if not found.ranked:
+        nearest = f"nearest of {counts.legal:,} legal layouts: {layout_text(found.chosen.setup)}"
+        return nearest, "none fits: this is the one that needs least memory"
+    return (
+        f"best of {counts.legal:,} legal layouts: {layout_text(found.chosen.setup)}",
+        f"{counts.priced:,} were priced, the others are too slow or too large by a bound; {counts.replayed:,} were "
+        f"replayed{'' if found.proved else ', and not all that a bound leaves open'}",
+    )
 
 
 def _others(found: Found, plan: Plan) -> list[str]:
@@ -118,7 +121,8 @@ def _candidates(candidates: Sequence[Candidate], best: Candidate) -> list[str]:
     ]
 
 
-def _spare(found: Found, batch: tuple[int, Candidate] | None) -> str:
+def spare_text(found: Found, batch: tuple[int, Candidate] | None) -> str:
+    """How many GPUs are left over, and a near global batch that would use them."""
     setup = found.chosen.setup
     nodes, rest = divmod(found.spare_gpus, found.space.job.cluster.gpus_per_node)
     spare = f"{found.spare_gpus:,} of {found.space.gpus:,} GPUs"

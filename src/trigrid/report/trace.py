@@ -67,13 +67,18 @@ def p2p(rank: int) -> str:
 def write_trace(trace: Trace, path: Path) -> None:
     """Write `trace` to `path`, aside first so that none is ever half there. Raises Refused where that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    facts = json.dumps(dict(trace.facts), allow_nan=False)
-    events = ",\n".join(json.dumps(event, allow_nan=False) for event in trace_events(trace))
     try:
-        aside.write_text(f'{{"displayTimeUnit": "ms", "otherData": {facts}, "traceEvents": [\n{events}\n]}}\n')
+        aside.write_text(trace_text(trace))
         aside.replace(path)
     except OSError as error:
         raise Refused([Problem("trace", path, f"cannot be written: {error.strerror}")]) from None
+
+
+def trace_text(trace: Trace) -> str:
+    """The file."""
+    facts = json.dumps(dict(trace.facts), allow_nan=False)
+    events = ",\n".join(json.dumps(event, allow_nan=False) for event in trace_events(trace))
+    return f'{{"displayTimeUnit": "ms", "otherData": {facts}, "traceEvents": [\n{events}\n]}}\n'
 
 
 def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:

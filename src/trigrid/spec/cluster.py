@@ -39,3 +39,6 @@ class Cluster:
     """Price of a GPU for one hour, in any currency; 0: no cost is told."""
     calibration: str = ""
     """A file of `trigrid calibrate`, whose measurements stand in for what the catalogue says; empty: none."""
+    topology: str = ""
+    """A file of the switches above the nodes, as Slurm's topology.conf, which orders the ranks; empty: what Slurm says
+    of them, else the names of the nodes."""

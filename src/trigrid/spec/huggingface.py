@@ -114,13 +114,17 @@ def model_from_config(path: str | Path) -> ModelSpec:
     trigrid does not model.
     """
     file, values = _load(Path(path))
+    name = Path(os.path.abspath(file)).parent.name if file.name == "config.json" else file.stem
+    return model_of_config(values, name, str(file))
+
+
+def model_of_config(values: dict[str, Any], name: str, where: str = "") -> ModelSpec:
+    """The model that the contents of a `config.json` describe, called `name`; see `model_from_config`."""
     problems: list[Problem] = []
-    config = _Keys(values, str(file), problems)
+    config = _Keys(values, where, problems)
     family = _family(config)
     if family is None:
         raise Refused(problems)
-
-    name = Path(os.path.abspath(file)).parent.name if file.name == "config.json" else file.stem
     spec = _gpt2(config, name) if family is _GPT2 else _llama(config, name, family)
     if problems:
         raise Refused(problems)

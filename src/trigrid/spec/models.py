@@ -6,6 +6,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -71,6 +72,7 @@ def _entry(name: str, fields: dict[str, Any]) -> CatalogueEntry:
     return CatalogueEntry(spec=spec, parameters=parameters, source=source, aliases=tuple(aliases))
 
 
+@cache
 def _by_any_name() -> dict[str, ModelSpec]:
     return {name: e.spec for key, e in catalogue().items() for name in (key, *e.aliases)}
 

@@ -6,8 +6,9 @@ badly. Rules about the network that a group crosses need the grid and live there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from math import isfinite, isqrt
 from typing import Any
 
@@ -37,7 +38,7 @@ FROM_ZERO = {
     "checkpoint.keep_every",
     "faults.max_rewinds",
 }
-MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file", "cluster.calibration"}
+MAY_BE_EMPTY = {"data.cache", "parallel.schedule_file", "cluster.calibration", "cluster.topology"}
 HIGHEST = {"run.seed": LARGEST_SEED, "run.prometheus_port": LARGEST_PORT}
 
 
@@ -101,9 +102,23 @@ RANGES = {
 
 def check(job: Job) -> list[Problem]:
     """Every reason why `job` cannot run; rules that compare fields wait until each field is sound by itself."""
-    single = [p for key, value in _leaves(job) for p in check_value(key, value)]
-    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch, _optimizer, _data, _faults)
-    return single or [p for rule in rules for p in rule(job)]
+    return check_singly(job) or check_together(job)
+
+
+def check_singly(job: Job) -> list[Problem]:
+    """Every reason why a field of `job` cannot have its value, whatever the others are."""
+    return [p for key, value in _leaves(job) for p in check_value(key, value)]
+
+
+def check_together(job: Job) -> list[Problem]:
+    """Every reason why fields of `job`, each sound by itself, do not go with each other."""
+    return check_layout(job) + [p for rule in (_optimizer, _data, _faults) for p in rule(job)]
+
+
+def check_layout(job: Job) -> list[Problem]:
+    """The same of model, batch and layout alone."""
+    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch)
+    return [p for rule in rules for p in rule(job)]
 
 
 def check_value(key: str, value: object) -> list[Problem]:
@@ -202,7 +217,7 @@ def _model(job: Job) -> Iterator[Problem]:
             "model.kv_heads",
             model.kv_heads,
             f"must divide model.heads = {model.heads}",
-            _around(model.kv_heads, _divisors(model.heads)),
+            _around(model.kv_heads, divisors(model.heads)),
         )
     if model.block == "gpt" and model.kv_heads != model.heads:
         yield Problem("model.kv_heads", model.kv_heads, 'block "gpt" has as many KV heads as heads', (model.heads,))
@@ -247,7 +262,7 @@ def _experts(job: Job) -> Iterator[Problem]:
         return
     ranks, rows = layout.dp * layout.cp, experts.count
     if ranks % layout.ep or rows % layout.ep:
-        legal = _around(layout.ep, [n for n in _divisors(rows) if ranks % n == 0])
+        legal = _around(layout.ep, [n for n in divisors(rows) if ranks % n == 0])
         reason = f"must divide dp · cp = {ranks} and model.experts.count = {rows}"
         yield Problem("parallel.ep", layout.ep, reason, legal)
 
@@ -271,15 +286,15 @@ def _tensor(job: Job) -> Iterator[Problem]:
         )
     broken = [reason for reason, holds in demands if not holds(layout.tp)]
     if broken:
-        legal = [tp for tp in _divisors(model.heads) if all(holds(tp) for _, holds in demands)]
+        legal = [tp for tp in divisors(model.heads) if all(holds(tp) for _, holds in demands)]
         yield Problem("parallel.tp", layout.tp, "; ".join(broken), _around(layout.tp, legal))
     if layout.regather and not layout.sequence_parallel:
         reason = "needs parallel.sequence_parallel: without it nothing is gathered"
         yield Problem("parallel.regather", "true", reason, ("false",))
     if sequence % layout.loss_chunks:
         reason = f"must divide batch.sequence = {sequence}"
-        legal = _divisors(sequence)
-        yield Problem("parallel.loss_chunks", layout.loss_chunks, reason, _around(layout.loss_chunks, legal))
+        nearest = _around(layout.loss_chunks, divisors(sequence))
+        yield Problem("parallel.loss_chunks", layout.loss_chunks, reason, nearest)
 
 
 def _pipeline(job: Job) -> Iterator[Problem]:
@@ -366,7 +381,7 @@ def _data_parallel(job: Job) -> Iterator[Problem]:
             "parallel.dp_replicate",
             layout.dp_replicate,
             f"dp = dp_replicate · dp_shard: must divide parallel.dp = {layout.dp}",
-            _around(layout.dp_replicate, _divisors(layout.dp)),
+            _around(layout.dp_replicate, divisors(layout.dp)),
         )
     if layout.gather == "per_use" and layout.zero != 3:
         yield Problem(
@@ -421,12 +436,14 @@ def _faults(job: Job) -> Iterator[Problem]:
         yield Problem("checkpoint.keep", job.checkpoint.keep, reason, (2,))
 
 
-def _divisors(n: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(n: int) -> tuple[int, ...]:
+    """Every divisor of `n`, from 1 on, in order."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)})
+    return tuple(sorted({*small, *(n // d for d in small)}))
 
 
-def _around(value: int, legal: list[int]) -> tuple[int, ...]:
+def _around(value: int, legal: Sequence[int]) -> tuple[int, ...]:
     """The nearest of the sorted `legal` values below and above `value`."""
     below, above = [n for n in legal if n < value], [n for n in legal if n > value]
     return (*below[-1:], *above[:1])
