@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trigrid.errors import Problem, Refused
+from trigrid.launch.hosts import expand
 
 RUN_DIR_VARIABLE = "_TRIGRID_RUN_DIR"
 """Set for the ranks that `trigrid train` itself starts: the folder of their run, where they also leave their errors."""
+LAUNCH_VARIABLE = "_TRIGRID_LAUNCH"
+"""Set by what `trigrid launch` writes: a name for the launch. Ranks that are started again under it go on with the same
+run, to which a link of that name in `run.out` leads."""
+MARKER = "preempted.json"
+"""In the folder of a run that was told to stop: since when it can go on, and from where."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started the ranks again."""
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -39,8 +45,15 @@ def restarts_of(env: Mapping[str, str]) -> int:
 
 def launcher_of(env: Mapping[str, str]) -> str:
     """Who has started this process, the same for all of its attempts."""
+    if launch := env.get(LAUNCH_VARIABLE):
+        return launch
     run = env.get("TORCHELASTIC_RUN_ID", "none")
     return run if run not in ("", "none") else f"{socket.gethostname()}:{os.getppid()}"
+
+
+def host_of(env: Mapping[str, str]) -> str:
+    """The node of this process; Slurm says which it is, also where several share a machine."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def find_place(env: Mapping[str, str]) -> Place | None:
@@ -65,9 +78,8 @@ def find_place(env: Mapping[str, str]) -> Place | None:
             world=_number(env, "SLURM_NTASKS"),
             local_rank=_number(env, "SLURM_LOCALID"),
             local_world=tasks_of_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(env, "SLURM_NODEID", "0")),
-            address=env.get("MASTER_ADDR", first_host(hosts)),
-            # Jobs that share a node must not share a port.
-            port=_number(env, "MASTER_PORT", str(20_000 + job % 20_000)),
+            address=env.get("MASTER_ADDR") or first_host(hosts),
+            port=_number(env, "MASTER_PORT", str(port_of(job))),
             launcher="srun",
         )
     else:
@@ -77,13 +89,18 @@ def find_place(env: Mapping[str, str]) -> Place | None:
     return place
 
 
+def port_of(job: int) -> int:
+    """A port for Slurm's job of this number: jobs that share a node must not share one, and the system gives those from
+    32,768 on to whoever asks."""
+    return 20_000 + job % 12_000
+
+
 def first_host(hosts: str) -> str:
     """The first host of a Slurm list such as `gpu[003-010,014],login1`."""
-    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?", hosts)
-    if match is None:
-        return "127.0.0.1"
-    prefix, numbers = match.groups()
-    return prefix + (re.split(r"[-,]", numbers)[0] if numbers else "")
+    try:
+        return next(iter(expand(hosts)), "127.0.0.1")
+    except ValueError as error:
+        raise Refused([Problem("SLURM_STEP_NODELIST", hosts, str(error))]) from None
 
 
 def tasks_of_node(tasks: str, node: int) -> int:

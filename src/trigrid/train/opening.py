@@ -85,6 +85,24 @@ def launched_by(job: Job, name: str, launcher: str) -> Path | None:
     return None
 
 
+def linked(job: Job, launch: str) -> Path | None:
+    """The run that ranks of the launch of this name have opened before."""
+    link = Path(job.run.out) / launch
+    return link.parent / link.readlink() if link.is_symlink() else None
+
+
+def link(job: Job, launch: str, run_dir: Path) -> None:
+    """A link of the name of the launch that leads to its run: where its script finds the marker of a run that was
+    stopped. Raises RunFailed where it cannot be made."""
+    try:
+        aside = Path(job.run.out) / f".{launch}.{os.getpid()}"
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(os.path.relpath(run_dir, job.run.out))
+        os.replace(aside, aside.with_name(launch))
+    except OSError as error:
+        raise RunFailed(f"no link {launch} can be made in run.out = {job.run.out}: {error.strerror}") from None
+
+
 def _runs(job: Job, name: str) -> list[Path]:
     """Runs of this job, newest first."""
     out, stamped = Path(job.run.out), re.compile(rf"{re.escape(name)}-(\d{{8}}-\d{{6}})(?:-(\d+))?")

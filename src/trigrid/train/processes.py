@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from trigrid.errors import Problem, Refused, RunFailed
+from trigrid.launch.interface import interface_to
 from trigrid.launch.place import Place, restarts_of
+from trigrid.launch.seats import Seat, seat_of
 from trigrid.spec.job import Faults, Job
 from trigrid.train.failure import give_up
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 PARENT_POLL_S = 0.5
+RESOLVE_S = 10.0
+"""A name may be known only a little later, as in Kubernetes."""
 MARGIN_S = 120.0
 """Between the longest limit of the watchdog and torch's own, which says less."""
 
@@ -47,52 +56,106 @@ def start_limit(place: Place, faults: Faults) -> Iterator[None]:
         timer.cancel()
 
 
-def choose_device(job: Job, local_rank: int, local_world: int) -> torch.device:
+def seat_here(job: Job, place: Place) -> Seat:
+    """Where this rank runs, on what, and what stands against it."""
+    gpus, own = _gpus(job)
+    trouble = _lack(job, place, gpus, own)
+    on_cpu = trouble or _on_cpu(job, gpus)
+    name = "cpu" if on_cpu else torch.cuda.get_device_name(0 if own else place.local_rank)
+    return seat_of(os.environ, place.rank, name, trouble)
+
+
+def choose_device(job: Job, place: Place) -> torch.device:
     """The device of this rank: a GPU of its own, unless the job asks for the CPU or, under "auto", there is no GPU.
 
     One visible device is taken for this rank's own where the launcher gives each rank its own (`CUDA_VISIBLE_DEVICES`).
     Raises Refused where there are too few: a rank that fell back to the CPU would train at a hundredth of the speed.
     """
-    gpus = torch.cuda.device_count() if job.run.device != "cpu" else 0
-    if job.run.device == "cpu" or (job.run.device == "auto" and gpus == 0):
+    gpus, own = _gpus(job)
+    if lack := _lack(job, place, gpus, own):
+        raise Refused([Problem("run.device", job.run.device, lack, ("cpu",))])
+    if _on_cpu(job, gpus):
         return torch.device("cpu")
-    own = gpus == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if gpus < local_world and not own:
-        reason = f"this node has {gpus} CUDA devices for {local_world} ranks"
-        raise Refused([Problem("run.device", job.run.device, reason, ("cpu",))])
-    index = 0 if own else local_rank
+    index = 0 if own else place.local_rank
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
-def join(place: Place, device: torch.device, faults: Faults) -> None:
-    """Meet the other ranks. Raises RunFailed where the meeting point cannot be had, or is not reached in time; to be
-    called within `start_limit`, which also ends where another rank does not come."""
+def _on_cpu(job: Job, gpus: int) -> bool:
+    return job.run.device == "cpu" or (job.run.device == "auto" and gpus == 0)
+
+
+def _lack(job: Job, place: Place, gpus: int, own: bool) -> str:
+    """What this node lacks for its ranks, or nothing."""
+    short = not _on_cpu(job, gpus) and gpus < place.local_world and not own
+    return f"this node has {gpus} CUDA devices for {place.local_world} ranks" if short else ""
+
+
+def _gpus(job: Job) -> tuple[int, bool]:
+    """How many CUDA devices this process sees, and whether that is one which its launcher has given to it alone."""
+    gpus = torch.cuda.device_count() if job.run.device != "cpu" else 0
+    return gpus, gpus == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def open_store(place: Place, faults: Faults) -> Store:
+    """The store in which ranks meet, which the first one keeps. Raises RunFailed where its address or port cannot be
+    had, or is not reached in time."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ.setdefault("MASTER_ADDR", place.address)
     os.environ.setdefault("MASTER_PORT", str(place.port))
+    _resolve(place)
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_to(place.address, place.port)):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     method = "env://" if place.launcher == "torchrun" else f"tcp://{place.address}:{place.port}"
-    limit = timedelta(seconds=faults.start_s)
     try:
         # A store of our own, since torch has one time limit for meeting and for all that comes later.
-        store, rank, world = next(rendezvous(method, place.rank, place.world, timeout=limit))
+        store, _, _ = next(rendezvous(method, place.rank, place.world, timeout=timedelta(seconds=faults.start_s)))
+    except dist.DistError as error:
+        raise _not_met(place, faults, error) from None
+    return dist.PrefixStore(_attempt(), store)  # type: ignore[attr-defined]
+
+
+def _resolve(place: Place) -> None:
+    """torch would try a name that nobody knows until the time to start is over."""
+    deadline_s = time.monotonic() + RESOLVE_S
+    while True:
+        try:
+            socket.getaddrinfo(place.address, place.port)
+            return
+        except socket.gaierror as error:
+            if time.monotonic() > deadline_s:
+                raise RunFailed(
+                    f"MASTER_ADDR = {place.address}: {socket.gethostname()} does not know this name "
+                    f"({error.strerror}); set it to an address of the first rank's node that all nodes reach"
+                ) from None
+            time.sleep(1.0)
+
+
+def join(place: Place, device: torch.device, faults: Faults, store: Store | None = None) -> None:
+    """Meet the other ranks, in `store` where it is open already. Raises RunFailed as `open_store`; to be called within
+    `start_limit`, which also ends where another rank does not come."""
+    try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(_attempt(), store),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=world,
+            store=store or open_store(place, faults),
+            rank=place.rank,
+            world_size=place.world,
             timeout=torch_timeout(faults),
         )
     except dist.DistError as error:
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise RunFailed(
-                f"MASTER_PORT = {place.port}: the port is in use on {place.address}; "
-                f"give another, for example MASTER_PORT={place.port + 1}"
-            ) from None
-        raise RunFailed(
-            f"rank {place.rank} does not meet the others at {place.address}:{place.port} (within faults.start_s = "
-            f"{faults.start_s:g} s): {str(error).splitlines()[0]}"
-        ) from None
+        raise _not_met(place, faults, error) from None
+
+
+def _not_met(place: Place, faults: Faults, error: Exception) -> RunFailed:
+    if "EADDRINUSE" in str(error) or "already in use" in str(error):
+        return RunFailed(
+            f"MASTER_PORT = {place.port}: the port is in use on {place.address}; "
+            f"give another, for example MASTER_PORT={place.port + 1}"
+        )
+    return RunFailed(
+        f"rank {place.rank} does not meet the others at {place.address}:{place.port} (within faults.start_s = "
+        f"{faults.start_s:g} s): {str(error).splitlines()[0]}"
+    )
 
 
 def _attempt() -> str:

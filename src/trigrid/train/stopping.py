@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from trigrid.launch.place import MARKER
 from trigrid.train.failure import give_up, replace
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-MARKER = "preempted.json"
 GRACE_S = 60.0
 """Until the job is read."""
 POLL_S = 0.5
@@ -70,10 +70,10 @@ def install() -> None:
     for number in SIGNALS:
         signal.signal(number, _handle)
     # What this process starts by forking is ended by SIGTERM like any other, and must not write to this pipe.
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_uninstall)
+    os.register_at_fork(before=_hold_back, after_in_parent=let_through, after_in_child=_uninstall)
     threading.Thread(target=_listen, args=(heard,), daemon=True).start()
     # The launcher holds them back until here: before, they would have ended this process.
-    _let_through()
+    let_through()
 
 
 def grant(grace_s: float, run_dir: Path | None = None) -> None:
@@ -117,7 +117,8 @@ def _hold_back() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def _let_through() -> None:
+def let_through() -> None:
+    """Signals to stop reach this process, those that were held back until now first."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
@@ -125,7 +126,7 @@ def _uninstall() -> None:
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    _let_through()
+    let_through()
 
 
 def _listen(heard: int) -> None:

@@ -1,0 +1,191 @@
+"""Where ranks really are: their order, what is refused, what is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch.distributed as dist
+from helpers.jobs import small_job
+
+from trigrid.errors import Refused, RunFailed
+from trigrid.grid import Grid
+from trigrid.launch.place import Place
+from trigrid.launch.seats import Seat, arrange, cautions, faults, picture, seat_of
+from trigrid.report.console import Console
+from trigrid.spec.cluster import Cluster
+from trigrid.spec.job import Faults
+from trigrid.spec.layout import Layout
+from trigrid.train import meeting
+from trigrid.train.meeting import take_seats
+
+LEAVES = {"a": ("spine", "leaf1"), "b": ("spine", "leaf2"), "c": ("spine", "leaf1"), "d": ("spine", "leaf2")}
+
+
+def seats(hosts: str, device: str = "cpu", known: bool = False) -> list[Seat]:
+    """A seat for each letter, the host of that rank."""
+    return [Seat(rank, host, LEAVES[host] if known else (), device) for rank, host in enumerate(hosts)]
+
+
+def grid(tp: int = 1, pp: int = 1, dp: int = 1, gpus_per_node: int = 8) -> Grid:
+    return Grid(Layout(tp=tp, pp=pp, dp=dp), Cluster(gpus_per_node=gpus_per_node, nodes_per_leaf=1))
+
+
+def order(hosts: str, known: bool = False) -> list[int]:
+    return [seat.rank for seat in arrange(seats(hosts, known=known)).seats]
+
+
+def test_ranks_of_a_node_follow_each_other() -> None:
+    """R45: srun's cyclic distribution; the first rank stays the first."""
+    assert order("abab") == [0, 2, 1, 3]
+    assert order("baba") == [0, 2, 1, 3]
+    assert order("aabb") == [0, 1, 2, 3]
+
+
+def test_nodes_of_a_leaf_follow_each_other_from_the_first_ranks_on() -> None:
+    assert order("abcd", known=True) == [0, 2, 1, 3]
+    assert order("bacd", known=True) == [0, 3, 1, 2]
+    far = [Seat(0, "x", ("top", "s2", "l4"), "cpu"), Seat(1, "y", ("top", "s1", "l1"), "cpu")]
+    far += [Seat(2, "z", ("top", "s2", "l3"), "cpu"), Seat(3, "w", ("top", "s2", "l4"), "cpu")]
+    assert [seat.host for seat in arrange(far).seats] == ["x", "w", "z", "y"]
+
+
+def test_a_file_of_switches_stands_in_for_those_that_are_told() -> None:
+    switches = {"a": ("s",), "b": ("t",), "c": ("s",)}
+    assert [seat.rank for seat in arrange(seats("abc"), switches).seats] == [0, 2, 1]
+    with pytest.raises(Refused, match="lacks b, c"):
+        arrange(seats("abc"), {"a": ("s",)})
+
+
+def test_a_seat_as_slurm_tells_it() -> None:
+    env = {"SLURMD_NODENAME": "n1", "SLURM_TOPOLOGY_ADDR": "spine.leaf1.n1"}
+    env["SLURM_TOPOLOGY_ADDR_PATTERN"] = "switch.switch.node"
+    assert seat_of(env, 3, "cpu", "") == Seat(3, "n1", ("spine", "leaf1"), "cpu")
+    env |= {"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}
+    assert seat_of(env, 3, "cpu", "").switches == ()
+
+
+def test_tensor_parallelism_between_nodes_is_refused_where_the_job_has_it_inside() -> None:
+    """R45: three and one; the divisors of tp that fill every node are the way out."""
+    (fault,) = faults(arrange(seats("aaab")), grid(tp=4))
+    assert (fault.key, fault.value, fault.legal) == ("parallel.tp", 4, (1,))
+    assert "on a, b, since nodes have 3 ranks (a), 1 ranks (b)" in fault.reason
+    (fault,) = faults(arrange(seats("aabbccdd")), grid(tp=4, dp=2))
+    assert fault.legal == (1, 2)
+    assert faults(arrange(seats("aabbccdd")), grid(tp=2, dp=4)) == []
+    # The job itself has told that, and a warning with it.
+    assert faults(arrange(seats("aabbccdd")), grid(tp=4, dp=2, gpus_per_node=2)) == []
+
+
+def test_missing_and_mixed_gpus_are_told_for_every_node() -> None:
+    broken = [
+        Seat(2 * i + j, f"n{i}", (), "H100", "this node has 1 CUDA devices" * (i > 0))
+        for i in range(12)
+        for j in (0, 1)
+    ]
+    told = faults(arrange(broken), grid(dp=24))
+    assert [problem.value for problem in told] == [*(f"n{i}" for i in range(1, 9)), 11]
+    mixed = [*seats("aab", device="H100"), Seat(3, "b", (), "cpu")]
+    (fault,) = faults(arrange(mixed), grid(dp=4))
+    assert str(fault).startswith("node = b: other nodes have CUDA devices, and this one shows none")
+    slow = [*seats("aa", device="H100"), *(Seat(rank, "b", (), "A100") for rank in (2, 3))]
+    assert faults(arrange(slow), grid(dp=4)) == []
+    (caution,) = cautions(arrange(slow), grid(dp=4))
+    assert "H100 on a; A100 on b" in caution.reason
+
+
+def test_cautions() -> None:
+    assert cautions(arrange(seats("aabb")), grid(pp=2, dp=2)) == []
+    (uneven,) = cautions(arrange(seats("aab")), grid(dp=3))
+    assert "are uneven: they have 2 ranks (a), 1 ranks (b)" in uneven.reason
+    (crossing,) = cautions(arrange(seats("aabb")), grid(pp=4))
+    assert (crossing.key, crossing.legal) == ("cluster.gpus_per_node", (2,))
+    (leaves,) = cautions(arrange(seats("aabb", known=True)), grid(pp=4))
+    assert "stages across leaves (a to b)" in leaves.reason
+
+
+def test_the_map() -> None:
+    told = picture(arrange(seats("abab", known=True)), grid(tp=2, dp=2), "srun")
+    assert told.splitlines() == [
+        "4 ranks on 2 nodes, in the order of their switches:",
+        "  spine.leaf1  a  ranks 0–1  dp 0  tp 0–1  (srun's 0, 2)",
+        "  spine.leaf2  b  ranks 2–3  dp 1  tp 0–1  (srun's 1, 3)",
+        "  tp inside nodes, dp across leaves",
+    ]
+
+
+def test_the_map_of_many_nodes_is_small_and_quickly_made() -> None:
+    """16,384 ranks, counted round the nodes by their launcher."""
+    nodes, world = 2048, 16_384
+    many = [Seat(r, f"gpu{r % nodes}", ("spine", f"leaf{r % nodes // 32}"), "H100") for r in range(world)]
+    layout = Grid(Layout(tp=8, pp=16, dp=128), Cluster())
+    begun_s = time.process_time()
+    seating = arrange(many)
+    assert faults(seating, layout) == cautions(seating, layout) == []
+    lines = picture(seating, layout, "srun").splitlines()
+    print(f"{time.process_time() - begun_s:.1f} CPU-s")
+    assert len(lines) == 12
+    assert lines[1].startswith("  spine.leaf0   gpu0     ranks 0–7  dp 0  pp 0  tp 0–7  (srun's 0, 2048, ")
+    assert lines[9] == "  … 2,039 nodes more"
+    assert lines[-1] == "  tp inside nodes, pp between nodes, dp across leaves"
+
+
+class Counted(dist.HashStore):
+    """A store that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.calls.append("set")
+        super().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.calls.append("get")
+        return super().get(key)
+
+
+def meet(store: dist.Store, hosts: str, layout: Layout, **cluster: int) -> list[int]:
+    """The rank of the grid of each of the launcher's, which all meet in this process, the first one last."""
+    job = replace(small_job(layout), cluster=Cluster(**cluster))
+    everyone = seats(hosts)
+    ranks = {}
+    for seat in everyone[1:]:
+        store.set(f"seat {seat.rank}", json.dumps(asdict(seat)))
+    for seat in everyone:
+        place = Place(seat.rank, len(hosts), 0, 1, "", 0, "srun")
+        ranks[seat.rank] = take_seats(store, place, seat, job, Console(quiet=True)).rank
+    return [ranks[seat.rank] for seat in everyone]
+
+
+def test_a_rank_writes_one_key_and_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    store = Counted()
+    assert meet(store, "abab", Layout(tp=2, dp=2)) == [0, 2, 1, 3]
+    # Here each seat is written once more, for the first rank not to wait for it.
+    assert sorted(store.calls) == ["get"] * 4 + ["set"] * 7
+    # What torch and the messages of this process read.
+    assert os.environ["RANK"] == "1"
+
+
+def test_one_message_for_all_where_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "TOLD_S", 0.0)
+    store = dist.HashStore()
+    with pytest.raises(Refused, match=r"parallel\.tp = 2"):
+        meet(store, "ab", Layout(tp=2))
+    place = Place(1, 2, 0, 1, "", 0, "srun")
+    with pytest.raises(SystemExit, match="1"):
+        take_seats(store, place, seats("ab")[1], small_job(Layout(tp=2)), Console(quiet=True))
+
+
+def test_who_does_not_come_is_named() -> None:
+    """R90."""
+    job = replace(small_job(Layout(dp=4)), faults=Faults(start_s=0.5))
+    store = dist.HashStore()
+    store.set("seat 2", "{}")
+    with pytest.raises(RunFailed, match=r"2 of 4 ranks have not come within 0\.45 s .*: 1, 3; they"):
+        take_seats(store, Place(0, 4, 0, 1, "", 0, "srun"), seats("a")[0], job, Console(quiet=True))
