@@ -17,8 +17,10 @@ TINY = Path(__file__).parents[1] / "examples" / "tiny-3d.toml"
 HEAVY = ("torch", "numpy", "matplotlib", "plotext", "tokenizers", "datasets", "rich.markdown", "tensorboardX")
 COMMANDS = (
     *("train", "parity", "prove", "init", "schema", "data prepare", "data inspect"),
-    *("plan", "simulate", "report", "models", "gpus", "validate", "calibrate"),
+    *("plan", "simulate", "report", "compare", "models", "gpus", "validate", "calibrate"),
     *("checkpoint inspect", "checkpoint verify", "checkpoint convert", "checkpoint reshard", "generate"),
+    *("launch", "doctor", "status"),
+    "web",
 )
 LIGHT = (
     ("--help",),
@@ -27,8 +29,10 @@ LIGHT = (
     ("init", "{folder}/job.toml"),
     ("schema",),
     ("schema", "--markdown"),
+    ("web", "--help"),
     ("train", "examples/tiny-3d.toml", "--dry-run"),
     ("train", "examples/tiny-3d.toml", "--tp", "3", "--dry-run"),
+    ("launch", "examples/tiny-3d.toml", "--on", "slurm", "--dry-run"),
     ("simulate", "examples/tiny-3d.toml", "--svg", "{folder}/step.svg", "--quiet"),
 )
 LOADED = """\

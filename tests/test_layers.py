@@ -16,7 +16,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "trigrid"
 PURE = ("errors", "spec", "grid", "blueprint", "schedule", "ledger", "plan")
-TOOLS = ("job", "report", "launch")
+TOOLS = ("job", "report", "launch", "web")
 TORCH = ("engine", "models", "data", "checkpoint", "train", "check")
 ROOMS = (*PURE, *TOOLS, *TORCH, "cli")
 LONGEST_FILE = 450

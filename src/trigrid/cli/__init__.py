@@ -16,12 +16,31 @@ from pathlib import Path
 import cyclopts
 
 # Each module adds its commands to the application.
-from trigrid.cli import calibrate, check, checkpoint, data, generate, job, plan, report, simulate, train  # noqa: F401
+from trigrid.cli import (  # noqa: F401
+    calibrate,
+    check,
+    checkpoint,
+    compare,
+    data,
+    doctor,
+    generate,
+    job,
+    launch,
+    plan,
+    report,
+    simulate,
+    status,
+    train,
+    web,
+)
 from trigrid.cli.app import app
-from trigrid.errors import RunFailed, TrigridError
-from trigrid.launch.place import RUN_DIR_VARIABLE, find_place
+from trigrid.errors import Refused, RunFailed, TrigridError
+from trigrid.launch.place import RUN_DIR_VARIABLE, find_place, host_of
 
-EXTRAS = {"torch": "train", "numpy": "train", "tokenizers": "train", "safetensors": "train", "xxhash": "train"}
+EXTRAS = {
+    **dict.fromkeys(("torch", "numpy", "tokenizers", "safetensors", "xxhash"), "train"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "web"),
+}
 
 
 def main() -> None:
@@ -31,11 +50,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        if sys.argv[1:2] == ["train"] and find_place(os.environ) is not None:
+        if sys.argv[1:2] == ["train"]:
             from trigrid.train import stopping
 
-            # Before anything heavy is imported, during which a rank that is told to stop would otherwise just end.
-            stopping.install()
+            # Before torch is imported. Only ranks are told to stop: what starts them hands signals on.
+            if find_place(os.environ) is None:
+                stopping.let_through()
+            else:
+                stopping.install()
         app(exit_on_error=False, print_error=False)
     except cyclopts.CycloptsError as error:
         print(f"trigrid: {error}", file=sys.stderr)
@@ -63,7 +85,11 @@ def _tell(error: Exception, text: str) -> None:
     """Say what went wrong; a rank of `trigrid train` leaves it where the process that started it finds and says it."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir is None:
-        print(text, file=sys.stderr)
+        # What is refused, the first rank says for all.
+        place = None if isinstance(error, Refused) else find_place(os.environ)
+        # RANK is the one of the grid, whatever the launcher's count.
+        who = f"rank {os.environ.get('RANK', place.rank)} on {host_of(os.environ)}: " if place else ""
+        print(f"{who}{text}", file=sys.stderr)
         return
     from trigrid.train.failure import record
 

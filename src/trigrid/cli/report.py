@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json
+from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json, run_folder
 
 if TYPE_CHECKING:
     from trigrid.report.console import Console
@@ -101,12 +101,7 @@ def _run(folder: Path, known: Known, as_json: bool, console: Console) -> None:
     from trigrid.report.goodput_text import account_json, account_text, prospect_json, prospect_text
     from trigrid.report.prospect import prospect_of
 
-    if not folder.is_dir():
-        reason = "is no folder of a run and no job file (.toml)" if folder.exists() else "there is no such folder"
-        raise Refused([Problem("report", folder, reason, _near(folder.parent))])
-    if not (folder / "job.toml").exists():
-        reason = "is no folder of a run: it has no job.toml"
-        raise Refused([Problem("report", folder, reason, _near(folder))])
+    run_folder(folder, "report", " and no job file (.toml)")
     job = load_job(folder / "job.toml", env={})
     with console.waiting("reading the run's events and metrics"):
         found = account_of(folder, time.time())
@@ -119,12 +114,6 @@ def _run(folder: Path, known: Known, as_json: bool, console: Console) -> None:
     else:
         name = folder.resolve().name
         print(f"{account_text(name, found, job.run.steps)}\n\n{prospect_text(prospect)}")
-
-
-def _near(folder: Path) -> tuple[str, ...]:
-    """The newest folders of runs in `folder`."""
-    runs = [file.parent for file in folder.glob("*/events.jsonl")] if folder.is_dir() else []
-    return tuple(map(str, sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:3]))
 
 
 def _job(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -96,6 +98,16 @@ def train(
             print_json(asdict(summary))
         elif isinstance(summary, Summary):
             print(describe(summary))
+            _beside(summary.run_dir)
+
+
+def _beside(run_dir: str) -> None:
+    """Tell how the run compares with its plan."""
+    from trigrid.report.compare import compare_run
+    from trigrid.report.compare_text import short_text
+    from trigrid.report.measured import read_run
+
+    print(short_text(compare_run(read_run(Path(run_dir), time.time()))))
 
 
 def _commented(text: str) -> str:

@@ -18,6 +18,7 @@ PATIENCE_S, LONGEST_S = 2.0, 30.0
 """Work that is silent is heard of after PATIENCE_S, then ever less often, at least every LONGEST_S."""
 TICK_S = 0.25
 PAGE_COLUMNS = 80
+NAMED = 3
 
 
 class Console:
@@ -169,6 +170,11 @@ def duration(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit}{per}{whole % unit // smaller:02}{label}"
     return f"{whole}s"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of `names`, and how many there are besides."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

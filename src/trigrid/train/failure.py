@@ -11,25 +11,13 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from trigrid.errors import RunFailed, TrigridError
-from trigrid.launch.place import RUN_DIR_VARIABLE
-
-ERRORS, STALLS = "errors", "stalls"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """rank: who; when_s: Unix time; message: for a person; refused: a mistake of the user, found after the start."""
-
-    rank: int
-    when_s: float
-    message: str
-    refused: bool
-    trace: str
+from trigrid.launch.place import RUN_DIR_VARIABLE, host_of
+from trigrid.report.failures import ERRORS, STALLS, Failure, first_record
 
 
 def record(run_dir: Path, rank: int, error: BaseException) -> None:
@@ -38,7 +26,7 @@ def record(run_dir: Path, rank: int, error: BaseException) -> None:
     message = str(error) if isinstance(error, TrigridError) else f"{type(error).__name__}: {error}"
     # What another thread has seen has no trace of its own.
     trace = "".join(traceback.format_exception(error)) if error.__traceback__ else ""
-    failure = Failure(rank, time.time(), message, refused, trace)
+    failure = Failure(rank, time.time(), message, refused, trace, host_of(os.environ))
     replace(run_dir / ERRORS / f"rank-{rank}.json", json.dumps(asdict(failure), indent=1))
 
 
@@ -59,7 +47,8 @@ def give_up(rank: int, message: str, run_dir: Path | None) -> NoReturn:
         if folder is not None:
             record(folder, rank, RunFailed(message))
         if given is None:
-            print(f"trigrid: {message}", file=sys.stderr, flush=True)
+            # The console, also where this rank has a log of its own.
+            print(f"trigrid: rank {rank} on {host_of(os.environ)}: {message}", file=sys.__stderr__, flush=True)
     os._exit(1)
 
 
@@ -85,7 +74,8 @@ def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> TrigridError:
         return RunFailed(f"ranks ended without a word ({codes}); their logs are in {run_dir / 'logs'}")
     if first.refused:
         return TrigridError(first.message)
-    return RunFailed(f"rank {first.rank} failed: {first.message}\n{first.trace}".rstrip())
+    where = f" on {first.host}" if first.host not in ("", host_of(os.environ)) else ""
+    return RunFailed(f"rank {first.rank}{where} failed: {first.message}\n{first.trace}".rstrip())
 
 
 def culprit(run_dir: Path, exit_codes: Mapping[int, int]) -> tuple[int | None, int | None]:
@@ -96,9 +86,3 @@ def culprit(run_dir: Path, exit_codes: Mapping[int, int]) -> tuple[int | None, i
     if killed:
         return min(killed.items())
     return (first.rank, None) if first else (min(exit_codes, default=None), None)
-
-
-def first_record(run_dir: Path) -> Failure | None:
-    """What the rank that failed first has left, if any has left anything."""
-    records = [json.loads(path.read_text()) for path in sorted((run_dir / ERRORS).glob("rank-*.json"))]
-    return min((Failure(**item) for item in records), key=lambda failure: failure.when_s, default=None)

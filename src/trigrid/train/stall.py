@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trigrid.engine.activity import Waiting
-from trigrid.train.failure import STALLS, replace
+from trigrid.report.console import some
+from trigrid.report.failures import STALLS
+from trigrid.train.failure import replace
 
 LINES = 16
 """Of ranks that do different things; more are counted."""
@@ -20,7 +23,7 @@ RANGES = 8
 @dataclass(frozen=True)
 class Report:
     """One rank: what it does, for whom it waits (nobody: None), for how long nothing has changed, where its thread that
-    trains is now (the innermost call last), at which Unix time."""
+    trains is now (the innermost call last), at which Unix time; cut_off: it does not reach the first rank's node."""
 
     rank: int
     phase: str
@@ -29,6 +32,7 @@ class Report:
     stuck_s: float
     stack: tuple[str, ...]
     when_s: float
+    cut_off: bool = False
 
     def path(self, run_dir: Path) -> Path:
         return run_dir / STALLS / f"rank-{self.rank}.json"
@@ -59,15 +63,41 @@ def missing(reports: Mapping[int, Report], world: int) -> list[int]:
     return [rank for rank in range(world) if rank not in reports]
 
 
-def verdict(reports: Mapping[int, Report], world: int) -> str:
-    """Who is the cause: ranks that said nothing, and those that wait for nobody; then what every rank does. As many
-    lines for 16,384 ranks as for 16."""
+def reaches(address: str, port: int, within_s: float) -> bool:
+    """Whether anything answers there."""
+    try:
+        socket.create_connection((address, port), within_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def cut_off(reports: Mapping[int, Report], hosts: Sequence[str]) -> list[str]:
+    """Nodes that the network does not reach, by what those that still can say: where most do not reach the first
+    rank's, it is that one. hosts: by rank."""
+    lost = {hosts[rank] for rank, report in reports.items() if report.cut_off}
+    there = {hosts[rank] for rank in reports} - lost
+    named = there if len(lost) > len(there) else lost
+    return [host for host in dict.fromkeys(hosts) if host in named]
+
+
+def verdict(reports: Mapping[int, Report], world: int, hosts: Sequence[str] = ()) -> str:
+    """Who is the cause: nodes that are cut off, ranks that said nothing, and those that wait for nobody; then what
+    every rank does. As many lines for 16,384 ranks as for 16. hosts: by rank, where there are several."""
     absent = missing(reports, world)
     busy = [report for report in reports.values() if report.waiting is None]
     lines = []
+    if lost := cut_off(reports, hosts) if hosts else []:
+        ranks = [rank for rank in range(world) if hosts[rank] in lost]
+        nodes = "node is" if len(lost) == 1 else "nodes are"
+        lines.append(
+            f"cut off: {some(lost)}, {ranks_text(ranks)}: the {nodes} not reached over the network by the others; look "
+            "at its NIC, cable and switch port"
+        )
     if absent:
         they, are = ("it", "it is") if len(absent) == 1 else ("them", "they are")
-        lines.append(f"missing: {ranks_text(absent)}: no word from {they}, so {are} stopped, dead or cut off")
+        where = f" ({some(list(dict.fromkeys(hosts[rank] for rank in absent)))})" if hosts else ""
+        lines.append(f"missing: {ranks_text(absent)}{where}: no word from {they}, so {are} stopped, dead or cut off")
     if busy:
         they, them = ("it", "it") if len(busy) == 1 else ("they", "them")
         lines.append(

@@ -24,18 +24,22 @@ from trigrid.engine.comm import Comm
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import TORCH_DTYPE
 from trigrid.grid import grid_of
-from trigrid.launch.place import RUN_DIR_VARIABLE, Place, launcher_of, restarts_of
+from trigrid.launch.place import LAUNCH_VARIABLE, RUN_DIR_VARIABLE, Place, host_of, launcher_of, restarts_of
 from trigrid.models.build import build_engine
 from trigrid.report.console import Console
 from trigrid.report.events import EventLog
+from trigrid.report.host import resident_bytes
 from trigrid.report.log import Log
 from trigrid.report.metrics import Facts, Summary
 from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
+from trigrid.train.logs import own_log, tell_earlier
 from trigrid.train.machine import matmul_flops_per_s
-from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, lock, open_run
-from trigrid.train.processes import choose_device, join, start_limit, torch_timeout
+from trigrid.train.meeting import first_alone, take_seats
+from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, link, linked, lock, open_run
+from trigrid.train.processes import choose_device, join, open_store, seat_here, start_limit, torch_timeout
+from trigrid.train.sampling import Sampler
 from trigrid.train.training import Training
 from trigrid.train.watchdog import Watchdog
 
@@ -55,56 +59,73 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     place = place or Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
     first = place.rank == 0
     console = console if first else Console(quiet=True)
-    device = choose_device(job, place.local_rank, place.local_world)
     stopping.install()
     stopping.grant(job.faults.grace_s)
+    store = None
+    if place.world > 1:
+        # Before the data is prepared, which may take an hour.
+        with start_limit(place, job.faults), console.waiting(f"meeting {place.world} ranks"):
+            store = open_store(place, job.faults)
+            place = take_seats(store, place, seat_here(job, place), job, console)
+    device = choose_device(job, place)
     # Before joining: a collective that waited for the data to be prepared could run into its time limit.
-    mine = _open(job, name, resume, console) if first else None
-    held = lock(mine.run_dir) if mine else None
-    if mine:
-        clear(mine.run_dir)
+    with first_alone(store, place, job.faults):
+        mine = _open(job, name, resume, console) if first else None
+        held = lock(mine.run_dir) if mine else None
+        if mine:
+            clear(mine.run_dir)
     with start_limit(place, job.faults):
         if place.world > 1:
             with console.waiting(f"joining {place.world} ranks"):
-                join(place, device, job.faults)
+                join(place, device, job.faults, store)
         comm = Comm(grid_of(job), place.rank, device, torch_timeout(job.faults))
         opened = comm.gather_objects(mine)[0]
+        hosts = tuple(map(str, comm.gather_objects(host_of(os.environ))))
     assert isinstance(opened, Opened)
     run_dir = opened.run_dir
     check_shared(run_dir, place.rank)
-    watchdog = Watchdog(comm.activity, job.faults, run_dir, place.rank, place.world)
-    watchdog.start()
-    making = "making the schedule and " if job.parallel.schedule == "auto" else ""
-    with console.waiting(f"{making}building the engine"):
-        engine = build_engine(job, comm, device)
-    data = load_data(run_dir / "data.json")
-    group = comm.host_group()
-    watchdog.phase("checkpoint")
-    state, source = _restore(job, engine, data, opened, group, console)
-    watchdog.phase("start")
-    summary: Summary | Ended | None = None
-    events = EventLog(run_dir) if first else None
-    if state.step >= job.run.steps:
-        console.say(f"the run has all of its {job.run.steps} steps: nothing is left to do")
-        if events:
-            events.write("end", step=state.step)
-            summary = Ended("complete", state.step, str(run_dir))
-    else:
-        facts = _facts(job, engine, data)
-        if events:
-            path = str(source) if source else None
-            events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
-        with Log(job, facts, run_dir, console, state.step) if first else nullcontext() as log:
-            training = Training(job, engine, *loaders(job, data), state, source, run_dir, group, watchdog, log, events)
-            finished = training.run()
-            if log:
-                summary = log.end() if finished else Ended("preempted", training.step, str(run_dir))
-    watchdog.stop()
-    if held:
-        held.close()
-    if place.world > 1:
-        dist.destroy_process_group()
-    return summary
+    several = len({*hosts}) > 1
+    first_at = (place.address, place.port) if several and place.local_rank == 0 else None
+    with own_log(run_dir, place.rank):
+        watchdog = Watchdog(
+            comm.activity, job.faults, run_dir, place.rank, place.world, hosts if several else (), first_at
+        )
+        watchdog.start()
+        before_bytes = resident_bytes()
+        making = "making the schedule and " if job.parallel.schedule == "auto" else ""
+        with console.waiting(f"{making}building the engine"):
+            engine = build_engine(job, comm, device)
+        data = load_data(run_dir / "data.json")
+        group = comm.host_group()
+        watchdog.phase("checkpoint")
+        state, source = _restore(job, engine, data, opened, group, console)
+        watchdog.phase("start")
+        summary: Summary | Ended | None = None
+        events = EventLog(run_dir) if first else None
+        if state.step >= job.run.steps:
+            console.say(f"the run has all of its {job.run.steps} steps: nothing is left to do")
+            if events:
+                events.write("end", step=state.step)
+                summary = Ended("complete", state.step, str(run_dir))
+        else:
+            facts = _facts(job, engine, data)
+            if events:
+                path = str(source) if source else None
+                events.write("start", step=state.step, resumed=bool(source), checkpoint=path, world=place.world)
+            sampler = Sampler(engine, run_dir, state.step, facts.device, place.local_world, before_bytes)
+            with Log(job, facts, run_dir, console, state.step) if first else nullcontext() as log:
+                training = Training(
+                    job, engine, *loaders(job, data), state, source, run_dir, group, watchdog, sampler, log, events
+                )
+                finished = training.run()
+                if log:
+                    summary = log.end() if finished else Ended("preempted", training.step, str(run_dir))
+        watchdog.stop()
+        if held:
+            held.close()
+        if place.world > 1:
+            dist.destroy_process_group()
+        return summary
 
 
 def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
@@ -115,11 +136,14 @@ def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
         opened = again(Path(given), resume, bool(restarts))
     else:
         # One process, or ranks of the user's own launcher, which does not know the run's folder.
-        launcher = launcher_of(os.environ)
-        own = launched_by(job, name, launcher) if restarts else None
+        launcher, launch = launcher_of(os.environ), os.environ.get(LAUNCH_VARIABLE)
+        own = linked(job, launch) if launch else launched_by(job, name, launcher) if restarts else None
         opened = again(own, resume, True) if own else open_run(job, name, resume, console)
+        tell_earlier(opened.run_dir)
         EventLog(opened.run_dir).write("launch", world=job.parallel.world, restart=restarts, launcher=launcher)
         stopping.unmark(opened.run_dir)
+        if launch:
+            link(job, launch, opened.run_dir)
     return opened
 
 

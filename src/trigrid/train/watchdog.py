@@ -18,21 +18,25 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from trigrid.engine.activity import Activity
 from trigrid.report.events import EventLog
+from trigrid.report.failures import STALLS
 from trigrid.spec.job import Faults
 from trigrid.train import stopping
-from trigrid.train.failure import STALLS, give_up, replace
-from trigrid.train.stall import Report, actions, missing, read_reports, verdict
+from trigrid.train.failure import give_up, replace
+from trigrid.train.stall import Report, actions, cut_off, missing, reaches, read_reports, verdict
 
 LOOKS = 60
 """In the shortest limit; between LOOK_S[0] and LOOK_S[1] from each other."""
 LOOK_S = 0.2, 3.0
 FRAMES = 12
+REACH_S = 0.5
+"""In which another node answers; all of a network that works does, in milliseconds."""
 
 LimitName = Literal["start_s", "first_step_s", "step_s", "checkpoint_s"]
 
@@ -42,10 +46,23 @@ class Watchdog:
 
     Tell it each phase: "start" (as it begins), "step N", "checkpoint"; others have the limit of a step. The first step
     of this process, whatever its number, has its own limit.
+
+    hosts: by rank, where there are several; first_at: where the first rank's node listens, for one rank of each node to
+    look whether it can be reached.
     """
 
-    def __init__(self, activity: Activity, faults: Faults, run_dir: Path, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        activity: Activity,
+        faults: Faults,
+        run_dir: Path,
+        rank: int,
+        world: int,
+        hosts: Sequence[str] = (),
+        first_at: tuple[str, int] | None = None,
+    ) -> None:
         self._activity, self._faults = activity, faults
+        self._hosts, self._first_at = hosts, first_at
         self._run_dir, self._rank, self._world = run_dir, rank, world
         self._limit: LimitName = "start_s"
         self._steps: set[str] | None = set()
@@ -142,13 +159,13 @@ class Watchdog:
     def _tell(self, reports: dict[int, Report], stuck_s: float) -> None:
         longest = max((report.stuck_s for report in reports.values()), default=stuck_s)
         absent = missing(reports, self._world)
-        EventLog(self._run_dir).write(
-            "hung", missing=absent, actions=actions(reports), phase=self._activity.phase, stuck_s=longest
-        )
+        lost = cut_off(reports, self._hosts) if self._hosts else []
+        told = {"missing": absent, "cut_off": lost, "actions": actions(reports)}
+        EventLog(self._run_dir).write("hung", **told, phase=self._activity.phase, stuck_s=longest)
         give_up(
             self._rank,
             f"nothing has gone on for {longest:.0f} s in {self._activity.phase} (faults.{self._limit} = "
-            f"{self._limit_s:g} s)\n{verdict(reports, self._world)}",
+            f"{self._limit_s:g} s)\n{verdict(reports, self._world, self._hosts)}",
             self._run_dir,
         )
 
@@ -158,4 +175,5 @@ class Watchdog:
         calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
         stack = tuple(f"{'/'.join(Path(c.filename).parts[-2:])}:{c.lineno} in {c.name}" for c in calls)
         action = None if activity.action is None else str(activity.action)
-        return Report(self._rank, activity.phase, action, activity.waiting, stuck_s, stack, time.time())
+        lost = self._first_at is not None and not reaches(*self._first_at, REACH_S)
+        return Report(self._rank, activity.phase, action, activity.waiting, stuck_s, stack, time.time(), lost)
