@@ -203,7 +203,10 @@ def test_what_is_gathered_again_and_pieces_of_the_loss_are_choices_of_what_to_ke
     assert rows["none"].step_s == make_plan(none).step_s.best
     _, moves = sensitivity(base, engine_software(base))
     assert {("regather", "false"), ("loss_chunks", "1"), ("loss_chunks", "16")} <= {(m.knob, m.value) for m in moves}
+    # The engine has no word for a share of a stage's blocks.
+    assert [what for what in rows if what.startswith("full")] == ["full, 100% of the blocks"]
     others = recompute_table(base, load_software("megatron"))
+    assert sum(row.what.startswith("full") for row in others) == 4
     assert not any(row.what.startswith(("regather", "loss")) for row in others)
 
 

@@ -112,7 +112,21 @@ def test_a_run_leaves_samples_of_each_start(tmp_path: Path) -> None:
             assert (peaks["allocated"], peaks["reserved"], peaks["device"]) == (0, 0, 0)
 
 
-def test_a_step_that_is_traced_or_changes_nothing_is_no_sample(tmp_path: Path) -> None:
+def test_a_step_that_changes_nothing_is_no_sample(tmp_path: Path) -> None:
+    """Its gradient was not finite."""
+    job = small_job(named("", zero=0))
+    engine = build_engine(job, Comm(grid_of(job), 0), torch.device("cpu"))
+    sampler = Sampler(engine, tmp_path, 0, "cpu", 1, 0)
+    for step in (1, 2):
+        if sampler.begin(may=True):
+            sampler.end(step, 0.0, updated=False)
+    assert engine.comm.recorder is None
+    (life,) = read_samples(tmp_path)
+    assert life.samples == ()
+    assert life.counted == ()
+
+
+def test_a_step_that_is_traced_is_no_sample(tmp_path: Path) -> None:
     """A traced one has every moment of its memory read."""
     job = write_job(tmp_path)
     train(job, *quick(4), "--trace", "3")

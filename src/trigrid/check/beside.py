@@ -37,11 +37,6 @@ class Beside:
         """The largest distance of a real peak from the fake one, as a share of the latter."""
         return max(abs(real.peak.total.traced / fake.peak.total.traced - 1) for real, fake in self.pairs)
 
-    @property
-    def plan_off(self) -> float:
-        """The distance of the planned peak from the real one, as a share of the latter, where it is largest."""
-        return max((proof.peak.total.predicted / proof.peak.total.traced - 1 for proof in self.real), key=abs)
-
     def unplanned(self) -> list[str]:
         """State, communication and operations of the real ranks that are not what was predicted, and what they did not
         give up."""

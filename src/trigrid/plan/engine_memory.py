@@ -126,6 +126,7 @@ class EngineMemory(Memory):
     # Ranks
 
     def use(self, setup: Setup, rank: int, *, exact: bool = False) -> StageUse:
+        assert setup.recomputed == 1.0, "a stage of this engine recomputes all of its blocks or none"
         chunks = self._of_rank(setup, rank, setup.schedule in SPLIT_BACKWARD)
         if exact or not isinstance(setup.recompute, str):
             named = named_steps(setup.schedule, setup.pp, setup.microbatches, setup.virtual, rank)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trigrid.data.workers import cores
-from trigrid.engine.recorder import COMPUTE, WAIT, Recorder, Span
+from trigrid.engine.recorder import COMPUTE, WAIT, Held, Recorder, Span
 from trigrid.engine.runtime import Engine
 from trigrid.job import dump_job
 from trigrid.ledger import STATE
@@ -80,9 +80,10 @@ class Sampler:
             for name in sorted(self._planned.keys() | counted.keys())
             if counted.get(name, 0) != self._planned.get(name, 0)
         ]
-        parts = parts_of(recorder.spans(), step_s, data_wait_s)
+        spans = recorder.spans()
+        parts = parts_of(spans, step_s, data_wait_s)
         slowest, unlike_ranks, means, longest_s, peaks = self._gathered(
-            parts, bool(unlike), step_s, self._peaks(self._kept(recorder))
+            parts, bool(unlike), step_s, self._peaks(self._kept(spans, recorder.held()))
         )
         if unlike_ranks or not self._told:
             self._told = True
@@ -118,10 +119,10 @@ class Sampler:
         moved = {name: n - self._before.get(name, 0) for name, n in self._traffic().items()}
         return {name: held[name] for name in STATE} | {name: n for name, n in moved.items() if n}
 
-    def _kept(self, recorder: Recorder) -> int:
+    def _kept(self, spans: Sequence[Span], held: Sequence[Held]) -> int:
         """The most that was held between two actions, beyond what was at the step's begin."""
-        computed = (span for span in recorder.spans() if span.stream == COMPUTE)
-        after = [held.bytes for span, held in zip(computed, recorder.held(), strict=False) if span.stage is not None]
+        computed = (span for span in spans if span.stream == COMPUTE)
+        after = [now.bytes for span, now in zip(computed, held, strict=False) if span.stage is not None]
         return max(0, max(after, default=0) - self._begun_bytes)
 
     def _peaks(self, kept: int) -> Numbers:
