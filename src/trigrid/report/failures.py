@@ -8,6 +8,8 @@ from pathlib import Path
 
 ERRORS, STALLS = "errors", "stalls"
 """Folders of a run: a file for each rank that failed, and what ranks said when nothing went on any more."""
+FIRST = "first.json"
+"""Among the former, the same file as that of the rank that was first to leave one."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,18 @@ class Failure:
 
 def failures(run_dir: Path) -> list[Failure]:
     """What the ranks that failed have left, the first first; nodes may have clocks that differ."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((run_dir / ERRORS).glob("rank-*.json"))]
-    return sorted((Failure(**item) for item in records), key=lambda failure: failure.when_s)
+    found = (_read(path) for path in sorted((run_dir / ERRORS).glob("rank-*.json")))
+    return sorted((failure for failure in found if failure), key=lambda failure: failure.when_s)
 
 
 def first_record(run_dir: Path) -> Failure | None:
-    """What the rank that failed first has left, if any has left anything."""
-    return next(iter(failures(run_dir)), None)
+    """What the rank that failed first has left, if any has left anything. One file is read where disks know links."""
+    return _read(run_dir / ERRORS / FIRST) or next(iter(failures(run_dir)), None)
+
+
+def _read(path: Path) -> Failure | None:
+    """None where it has gone: ranks are started again."""
+    try:
+        return Failure(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from trigrid.errors import RunFailed, TrigridError
 from trigrid.launch.place import RUN_DIR_VARIABLE, host_of
-from trigrid.report.failures import ERRORS, STALLS, Failure, first_record
+from trigrid.report.failures import ERRORS, FIRST, STALLS, Failure, first_record
 
 
 def record(run_dir: Path, rank: int, error: BaseException) -> None:
@@ -27,7 +27,11 @@ def record(run_dir: Path, rank: int, error: BaseException) -> None:
     # What another thread has seen has no trace of its own.
     trace = "".join(traceback.format_exception(error)) if error.__traceback__ else ""
     failure = Failure(rank, time.time(), message, refused, trace, host_of(os.environ))
-    replace(run_dir / ERRORS / f"rank-{rank}.json", json.dumps(asdict(failure), indent=1))
+    left = run_dir / ERRORS / f"rank-{rank}.json"
+    replace(left, json.dumps(asdict(failure), indent=1))
+    # Of thousands of ranks that fail at once none should have to read what all others left. Not every disk knows links.
+    with suppress(OSError):
+        os.link(left, left.with_name(FIRST))
 
 
 def replace(path: Path, text: str) -> None:
@@ -46,8 +50,9 @@ def give_up(rank: int, message: str, run_dir: Path | None) -> NoReturn:
     with suppress(OSError):
         if folder is not None:
             record(folder, rank, RunFailed(message))
-        if given is None:
-            # The console, also where this rank has a log of its own.
+    if given is None:
+        # The console, also where this rank has a log of its own.
+        with suppress(OSError):
             print(f"trigrid: rank {rank} on {host_of(os.environ)}: {message}", file=sys.__stderr__, flush=True)
     os._exit(1)
 
