@@ -213,19 +213,19 @@ def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float,
 
 # Ranks
 
-Step = tuple[int, int, bool]
-"""Of an action: its kind and its stage, numbered among those of the rank, and whether it is the stage's last."""
+Turn = tuple[int, int, bool]
+"""An action of a rank: its kind and its stage, numbered among those of the rank, and whether it is the stage's last."""
 
 
 @lru_cache(maxsize=512)
-def named_steps(name: str, pp: int, microbatches: int, virtual: int, rank: int) -> tuple[Step, ...]:
+def named_turns(name: str, pp: int, microbatches: int, virtual: int, rank: int) -> tuple[Turn, ...]:
     """Of a rank of a named schedule, without rounds that are like those before."""
     if name != "gpipe":
         microbatches = min(microbatches, 3 * pp + microbatches % pp)
-    return steps(rank_actions(name, pp, microbatches, virtual, rank))
+    return turns(rank_actions(name, pp, microbatches, virtual, rank))
 
 
-def steps(actions: Sequence[Action]) -> tuple[Step, ...]:
+def turns(actions: Sequence[Action]) -> tuple[Turn, ...]:
     numbers = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
     last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.BACKWARD, Kind.WEIGHT)}
     return tuple(
@@ -246,7 +246,7 @@ class Fullest(NamedTuple):
     earlier: float = 0.0
 
 
-def fullest(chunks: Sequence[Chunk], actions: Sequence[Step], messages: Sequence[float]) -> Fullest:
+def fullest(chunks: Sequence[Chunk], actions: Sequence[Turn], messages: Sequence[float]) -> Fullest:
     """Of a rank that holds `chunks`; messages: bytes of those that are there during each of its actions."""
     most, earlier, found, held, reduced = -1.0, 0.0, (0, 0.0), 0.0, 0.0
     waits = any(chunk.reduced for chunk in chunks)
@@ -273,7 +273,7 @@ def fullest(chunks: Sequence[Chunk], actions: Sequence[Step], messages: Sequence
 
 
 @lru_cache(maxsize=512)
-def messages(placement: tuple[int, ...], rank: int, actions: tuple[Step, ...]) -> tuple[int, ...]:
+def messages(placement: tuple[int, ...], rank: int, actions: tuple[Turn, ...]) -> tuple[int, ...]:
     """Stage boundaries that are on a rank during each of its actions beside what is kept for backward: of each channel
     the receive that is posted ahead, and the send that may be unfinished. placement: ranks of the stages."""
     stages = [stage for stage, holder in enumerate(placement) if holder == rank]

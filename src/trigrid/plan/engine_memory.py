@@ -14,13 +14,13 @@ from trigrid.plan.alive import (
     Fullest,
     Line,
     Moment,
-    Step,
+    Turn,
     Zero,
     fullest,
     line,
     messages,
-    named_steps,
-    steps,
+    named_turns,
+    turns,
 )
 from trigrid.plan.alive import chunk as make_chunk
 from trigrid.plan.compute import Cut
@@ -129,18 +129,18 @@ class EngineMemory(Memory):
         assert setup.recomputed == 1.0, "a stage of this engine recomputes all of its blocks or none"
         chunks = self._of_rank(setup, rank, setup.schedule in SPLIT_BACKWARD)
         if exact or not isinstance(setup.recompute, str):
-            named = named_steps(setup.schedule, setup.pp, setup.microbatches, setup.virtual, rank)
+            named = named_turns(setup.schedule, setup.pp, setup.microbatches, setup.virtual, rank)
             return self._replayed(setup, rank, chunks, named)
         return self._use(setup, rank, chunks, bound(setup, rank, chunks, self.boundary_bytes(setup)))
 
     def use_of(self, setup: Setup, rank: int, actions: Sequence[Action], splits: bool) -> StageUse:
         """The same of a rank that does `actions`; splits: its products can put off the gradients of their weights."""
-        return self._replayed(setup, rank, self._of_rank(setup, rank, splits), steps(actions))
+        return self._replayed(setup, rank, self._of_rank(setup, rank, splits), turns(actions))
 
     def _of_rank(self, setup: Setup, rank: int, splits: bool) -> list[Chunk]:
         return [self._stage(setup, stage, splits) for stage in self.held(setup)[rank].stages]
 
-    def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], actions: tuple[Step, ...]) -> StageUse:
+    def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], actions: tuple[Turn, ...]) -> StageUse:
         boundary = self.boundary_bytes(setup)
         there = [boundary * n for n in messages(placement(setup), rank, actions)]
         return self._use(setup, rank, chunks, fullest(chunks, actions, there))
@@ -156,9 +156,10 @@ class EngineMemory(Memory):
         base, largest = sum(state), max(self._sizes(setup)[kind] for kind, _ in mine.parts)
         name = moment.unit if moment.unit == EMBEDDING else "loss" if moment.unit == HEAD else "block"
         training = full.total + kept
+        fullest_at = "reduce" if full.earlier else name
         peaks = (
             *((("block", base + training + inputs - full.total + full.earlier),) if full.earlier else ()),
-            ("reduce" if full.earlier else name, base + training + inputs),
+            (fullest_at, base + training + inputs),
             ("optimizer", base + update + inputs),
             ("start", float(base + largest * self._master)),
         )
@@ -168,7 +169,7 @@ class EngineMemory(Memory):
         activations, logits = full.held + moment.kept, full.heads + moment.head
         buffers = full.messages + moment.arrived
         transients = training - buffers - activations - logits
-        return StageUse(*found, activations, logits, transients, buffers, inputs, peaks[-3][0], peaks, training)
+        return StageUse(*found, activations, logits, transients, buffers, inputs, fullest_at, peaks, training)
 
     def _inputs(self, setup: Setup) -> float:
         """Tokens and labels of a step, and of all again with the sequence first, which is the same for one row; tables

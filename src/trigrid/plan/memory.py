@@ -327,8 +327,6 @@ class Memory:
             wide += self.software.bucket_bytes
         updated = (state[3] / policy.moments) if policy.moments else 0.0
         step = self.software.step_bytes * updated
-        if setup.zero and setup.shards > 1 and not setup.reduce_per_microbatch and self.software.reduced_copy:
-            step += updated * policy.reduce
         if setup.zero in (1, 2):
             step += max([block, *ends]) * policy.gather
         training = activations + wide + buffers

@@ -72,7 +72,6 @@ class Software:
     expandable: the allocator's segments grow.
     traced: working sets and messages are those of this project's engine, as `trigrid prove` traces them.
     prefetched: gathered units alive beside the one in use.
-    reduced_copy: reductions land in shards of their own.
     both_gradients: a unit's gradients exist in the compute format and in that of the reduction at once.
     tied_on_shards: the tied embedding is summed on shards.
     all_reduces: whole gradients are summed everywhere even where each rank then updates a shard.
@@ -96,7 +95,6 @@ class Software:
     expandable: bool = False
     traced: bool = False
     prefetched: int = 1
-    reduced_copy: bool = False
     both_gradients: bool = False
     tied_on_shards: bool = False
     all_reduces: bool = False
@@ -116,7 +114,6 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
                 kernels=Kernels(selective="cheap"),
                 traced=True,
                 prefetched=0,
-                reduced_copy=True,
                 tied_on_shards=True,
             ),
             Software(
