@@ -17,12 +17,16 @@ from trigrid.check.prove import Proof, program_software
 from trigrid.plan.plan import make_plan
 from trigrid.spec.job import Job
 
+MOST = 16
+"""Of the 48 jobs that cover every pair of options: these cover 88 % of the pairs."""
+
 
 def jobs() -> list[Job]:
-    """TP2 × PP2 × DP2 under every ZeRO stage, and every pair of options."""
+    """TP2 × PP2 × DP2 under every ZeRO stage, and most pairs of options."""
     base = small_job(named("tp2pp2dp2"))
     batch, model = replace(base.batch, global_batch=12), replace(base.model, layers=4)
-    return covering(replace(base, batch=batch, model=model), [named("tp2pp2dp2", zero=zero) for zero in range(4)])
+    layouts = [named("tp2pp2dp2", zero=zero) for zero in range(4)]
+    return covering(replace(base, batch=batch, model=model), layouts)[:MOST]
 
 
 @pytest.mark.parametrize("job", jobs(), ids=lambda job: f"{layout_name(job.parallel)} {options_name(job, OPTIONS)}")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_what_pods_get() -> None:
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "4", "memory": "900Gi", "rdma/hca": "8"}
     assert {"name": "A", "value": "b c"} in container["env"]
+    assert container["command"][:3] == ["python3", "-m", "torch.distributed.run"]
     assert container["workingDir"] == "/work"
     assert container["command"][-2:] == ["--resume", "latest"]
     assert {"name": "mount-1", "hostPath": {"path": "/data"}} in pod["volumes"]
@@ -114,6 +116,25 @@ def test_what_pods_get() -> None:
     assert pod["terminationGracePeriodSeconds"] == job.faults.grace_s + 30
     assert manifests[2]["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "training"}
     assert manifests[2]["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 4}
+
+
+def test_names_and_values_that_kubernetes_would_refuse_or_change() -> None:
+    """It reads YAML 1.1, in which 1e-4 is a number and y is true, and puts $(NAME) in; names begin with a letter, and
+    those of the last of many pods still have 63 characters at most."""
+    job = load_job(TINY, env={})
+    options = Options(container="x", mount=("data:/data:ro", "work:/work"), env=("LR=1e-4", "ASK=y", "PASS=a$$(B)"))
+    start = start_of(job, Path(f"7B {'long' * 20}.toml"), (), replace(options, python="/opt/python"), (), 0)
+    name = kubernetes_name(start, "20261201-053749")
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert len(f"{name}-node-0-16383-abcde") <= 63
+    text = render_kubernetes(name, job, shape_of(job, None, None), start, Kubernetes(kind="jobset"))
+    assert "value: '1e-4'" in text
+    assert "value: 'y'" in text
+    pod = pods_of(list(yaml.safe_load_all(text)))["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert (env["PASS"], env["XDG_CACHE_HOME"]) == ("a$$$$(B)", "/work/.cache")
+    assert (container["workingDir"], container["command"][0]) == ("/work", "/opt/python")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +168,7 @@ def pods(manifests: list[dict[str, Any]], folder: Path, port: int) -> list[subpr
         command = " ".join(container["command"]).replace("$(JOB_COMPLETION_INDEX)", str(index))
         command = re.sub(r"--master-addr=\S+", "--master-addr=127.0.0.1", command)
         command = command.replace("--master-port=29500", f"--master-port={port}").replace("/etc/trigrid", str(folder))
-        command = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
+        command = command.replace("python3", sys.executable, 1)
         started.append(
             subprocess.Popen(
                 command.split(),

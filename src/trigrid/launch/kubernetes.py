@@ -27,8 +27,10 @@ NODE = "node"
 PORT = 29_500
 MARGIN_S = 30
 """Beyond the time of grace, until the kubelet kills."""
-LONGEST_NAME = 40
-"""Pods add their number to it, and a name has 63 characters at most."""
+LONGEST_NAME = 28
+"""A launch adds its time, pods their number and five letters, and JobSet refuses what is longer than 63 characters."""
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?0[box]\w+|[yYnN]", re.ASCII)
+"""Text that some reader of YAML takes for a number or a truth value."""
 
 Manifest = dict[str, Any]
 
@@ -72,12 +74,14 @@ def _problems(job: Job, start: Start) -> Iterator[Problem]:
 
 
 def _folder(start: Start) -> str:
-    """Where pods start: at the first mount."""
-    return start.mounts[0].target if start.mounts else "/"
+    """Where pods start: at the first mount that can be written."""
+    return next((mount.target for mount in start.mounts if not mount.read_only), "/")
 
 
 def _label(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:LONGEST_NAME].rstrip("-") or "job"
+    """Names begin with a letter (RFC 1035)."""
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (label if label[:1].isalpha() else f"job-{label}")[:LONGEST_NAME].rstrip("-")
 
 
 def _config_map(order: _Order) -> Manifest:
@@ -168,17 +172,27 @@ def _pods(order: _Order, flags: Sequence[str]) -> Manifest:
 def _pod(order: _Order, flags: Sequence[str]) -> Manifest:
     start, grace_s = order.start, round(order.job.faults.grace_s)
     volumes, mounts = _volumes(order)
-    command = ["torchrun", *flags, "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"]
+    command = [
+        start.python,
+        "-m",
+        "torch.distributed.run",
+        *flags,
+        "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2",
+    ]
     command += [f"--shutdown-timeout={grace_s}", "-m", "trigrid", "train", f"{JOB_FOLDER}/{_file(order)}"]
     # Ranks that start again under this name go on with the same run; what is prepared once, every pod must see.
-    environment = {LAUNCH_VARIABLE: order.name, "XDG_CACHE_HOME": f"{_folder(start)}/.cache", **start.environment}
+    own = {LAUNCH_VARIABLE: order.name, "XDG_CACHE_HOME": f"{_folder(start)}/.cache"}
+    # A module in the folder must not stand in for one of the library's.
+    own["PYTHONSAFEPATH"] = "1"
+    # Kubernetes would put variables in.
+    given = {name: value.replace("$", "$$") for name, value in start.environment.items()}
     resources = _resources(order)
     container = {
         "name": NODE,
         "image": start.image,
         "workingDir": _folder(start),
-        "command": [*command, *start.arguments],
-        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "command": [*command, *(word.replace("$", "$$") for word in start.arguments)],
+        "env": [{"name": key, "value": value} for key, value in {**own, **given}.items()],
         **({"resources": {"limits": resources}} if resources else {}),
         "volumeMounts": mounts,
     }
@@ -220,14 +234,15 @@ def _resources(order: _Order) -> dict[str, str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines is written as such."""
+    """Text of several lines is written as such, and what looks like a number as text."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if NUMBER.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

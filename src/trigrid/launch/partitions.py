@@ -16,7 +16,7 @@ from trigrid.launch.options import Slurm
 from trigrid.launch.shape import NODES, Shape
 
 FORMAT = "%P|%l|%D|%G|%a"
-QUESTION = ("sinfo", "--noheader", f"--format={FORMAT}")
+QUESTION = ("sinfo", "--all", "--noheader", f"--format={FORMAT}")
 MOST = 8
 
 
@@ -43,18 +43,27 @@ def read_partitions(answer: str) -> list[Nodes]:
 
 
 def partition_problems(there: Sequence[Nodes], slurm: Slurm, shape: Shape, gpus: bool) -> Iterator[Problem]:
-    """Why the job will not run in the partition it asks for, or in the default one."""
+    """Why the job will not run in the partition it asks for (in none of them, where it asks for several), or in the
+    default one."""
     names = list(dict.fromkeys(nodes.partition for nodes in there))
     key = "--partition"
     asked = slurm.partition or next((nodes.partition for nodes in there if nodes.default), None)
     if asked is None:
         yield Problem(key, "not given", "there is no default partition", tuple(names[:MOST]))
         return
-    mine = [nodes for nodes in there if nodes.partition == asked]
-    if not mine:
-        nearest = get_close_matches(asked, names, n=3, cutoff=0.5) or names[:MOST]
-        yield Problem(key, asked, "there is no such partition", tuple(nearest))
-        return
+    several = asked.split(",")
+    for name in several:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=3, cutoff=0.5) or names[:MOST]
+            yield Problem(key, name, "there is no such partition", tuple(nearest))
+            return
+    found = [list(_problems_of(name, there, slurm, shape, gpus)) for name in several]
+    if all(found):
+        yield from found[0]
+
+
+def _problems_of(asked: str, there: Sequence[Nodes], slurm: Slurm, shape: Shape, gpus: bool) -> Iterator[Problem]:
+    key, mine = "--partition", [nodes for nodes in there if nodes.partition == asked]
     if not any(nodes.up for nodes in mine):
         up = tuple(dict.fromkeys(nodes.partition for nodes in there if nodes.up))
         yield Problem(key, asked, "is down", up[:MOST])

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import trigrid
 from trigrid.errors import Problem, Refused
 from trigrid.launch.options import Slurm
+from trigrid.launch.partitions import minutes
 from trigrid.launch.place import LAUNCH_VARIABLE, MARKER
 from trigrid.launch.shape import Shape
 from trigrid.launch.start import Mount, Start, assignments
@@ -33,10 +34,23 @@ def render_slurm(job: Job, shape: Shape, start: Start, slurm: Slurm) -> str:
             "is no time of Slurm: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]"
         )
         raise Refused([Problem("--time", slurm.time, reason, ("24:00:00", "7-00"))])
+    signal_s, time = _signal_s(job), minutes(slurm.time)
+    if time and time * 60 <= signal_s:
+        reason = (
+            f"SIG{SIGNAL} comes {signal_s} s before the end (faults.grace_s and a minute): at once, again and again"
+        )
+        raise Refused([Problem("--time", slurm.time, reason, (signal_s // 60 + 10,))])
+    options = list(_options(job, shape, start, slurm))
+    for option in options:
+        if "\n" in option:
+            raise Refused([Problem("sbatch", repr(option), "is more than a line: the shell would run the rest")])
+    marker = _marker(job, start)
+    # Those of modules and of conda read variables that are not set.
+    setup = ("set +u", *slurm.setup, "set -u") if slurm.setup else ()
     lines = ["#!/usr/bin/env bash", f"# {_title(job, shape, start)}", f"# Written by trigrid {trigrid.__version__}."]
-    lines += [f"#SBATCH {option}" for option in _options(job, shape, start, slurm)]
-    lines += ["set -euo pipefail", "", *_meeting(job), *assignments(start.environment), *slurm.setup, ""]
-    lines += [*_ranks(start, slurm), "", *_run(start.restarts), "", *_ending(job)]
+    lines += [f"#SBATCH {option}" for option in options]
+    lines += ["set -euo pipefail", "", *_meeting(marker), *assignments(start.environment), *setup, ""]
+    lines += [*_ranks(start, slurm), "", *_run(start.restarts, marker), "", *_ending(marker)]
     return "\n".join([*lines, ""])
 
 
@@ -63,14 +77,18 @@ def _options(job: Job, shape: Shape, start: Start, slurm: Slurm) -> Iterator[str
     yield f"--chdir={shlex.quote(str(start.folder))}"
     yield f"--output={start.name}-%j.out"
     yield "--open-mode=append"
-    yield f"--signal={SIGNAL}@{round(job.faults.grace_s) + MARGIN_S}"
+    yield f"--signal={SIGNAL}@{_signal_s(job)}"
     yield "--requeue"
     yield from slurm.sbatch
 
 
+def _signal_s(job: Job) -> int:
+    return round(job.faults.grace_s) + MARGIN_S
+
+
 def _word(name: str, value: str) -> str:
-    """A value that sbatch reads as one word."""
-    if not value or re.search(r"\s", value):
+    """A value that sbatch reads as one word: quotes and # mean something to it."""
+    if not value or re.search(r"""[\s"'#\\]""", value):
         raise Refused([Problem(f"--{name.replace('_', '-')}", repr(value), "is not one word")])
     return value
 
@@ -87,7 +105,7 @@ def _mounts(start: Start) -> tuple[Mount, ...]:
     return mounts
 
 
-def _meeting(job: Job) -> Iterator[str]:
+def _meeting(marker: str) -> Iterator[str]:
     yield "# Ranks meet on this node, the first one, at the address by which Slurm itself reaches it."
     yield 'node=$(scontrol show node "$SLURMD_NODENAME")'
     yield "node=${node##*NodeAddr=}"
@@ -95,7 +113,7 @@ def _meeting(job: Job) -> Iterator[str]:
     yield 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"'
     yield "# Ranks that start again under this name go on with the same run; a link of this name leads to it."
     yield f'export {LAUNCH_VARIABLE}="slurm-$SLURM_JOB_ID"'
-    yield f"rm -f {_marker(job)}"
+    yield f"rm -f {marker}"
 
 
 def _ranks(start: Start, slurm: Slurm) -> Iterator[str]:
@@ -119,25 +137,39 @@ def _ranks(start: Start, slurm: Slurm) -> Iterator[str]:
     yield "}"
 
 
-def _run(restarts: int) -> Iterator[str]:
+def _run(restarts: int, marker: str) -> Iterator[str]:
     yield "code=0"
     yield "ranks || code=$?"
     if restarts:
         yield f"# A rank that failed starts again with all others, up to {restarts} times, from the last checkpoint."
-        yield f"for ((again = 1; code != 0 && again <= {restarts}; again++)); do"
+        yield "again=0"
+        yield f"while ((code != 0 && again < {restarts})) && [[ ! -e {marker} ]]; do"
+        yield "    again=$((again + 1))"
         yield f'    echo "trigrid: start $again of {restarts} after a failure (exit code $code)" >&2'
         yield "    code=0"
         yield "    ranks || code=$?"
         yield "done"
 
 
-def _ending(job: Job) -> Iterator[str]:
+def _ending(marker: str) -> Iterator[str]:
     yield "# Not the exit code but this file tells that the run was stopped by that signal and can go on."
-    yield f"""if grep -qs '"checkpoint": "[^"]*", "signal": "SIG{SIGNAL}"' {_marker(job)}; then"""
+    yield f"""if grep -qs '"checkpoint": "[^"]*", "signal": "SIG{SIGNAL}"' {marker}; then"""
     yield '    scontrol requeue "$SLURM_JOB_ID"'
     yield "fi"
     yield 'exit "$code"'
 
 
-def _marker(job: Job) -> str:
-    return f"{shlex.quote(str(Path(job.run.out)))}/" + f'"${LAUNCH_VARIABLE}/{MARKER}"'
+def _marker(job: Job, start: Start) -> str:
+    """The marker's path as a word of the script, which runs outside of the container. Raises Refused where a container
+    has run.out on no mount that can be written: the run would end with it."""
+    out = Path(job.run.out)
+    if start.image:
+        there = PurePosixPath(start.folder, out)
+        mounts = [mount for mount in _mounts(start) if there.is_relative_to(mount.target)]
+        nearest = max(mounts, key=lambda mount: len(PurePosixPath(mount.target).parts), default=None)
+        if nearest is None or nearest.read_only:
+            reason = "is on no mount of the container that can be written"
+            raise Refused([Problem("run.out", job.run.out, reason, (f"--mount {there}:{there}",))])
+        if nearest.source != nearest.target:
+            out = Path(nearest.source, there.relative_to(nearest.target))
+    return f"{shlex.quote(str(out))}/" + f'"${LAUNCH_VARIABLE}/{MARKER}"'

@@ -12,8 +12,9 @@ from trigrid.launch.partitions import QUESTION, partition_problems, read_partiti
 from trigrid.launch.shape import Shape
 
 MEANT = {
-    "partition": "--partition",
+    # "Invalid account or account/partition combination": sinfo has just known the partition.
     "account": "--account",
+    "partition": "--partition",
     "qos": "--qos",
     "feature": "--constraint",
     "reservation": "--reservation",
@@ -64,4 +65,6 @@ def _ask(command: Sequence[str], text: str = "") -> str:
         # Each of its lines says the same in other words, the last one best.
         last = said.splitlines()[-1].rpartition(": ")[2]
         raise Refused([Problem(option, "refused by Slurm", last)])
-    raise RunFailed(f"{' '.join(command[:2])} failed: {said}")
+    # kubectl may have made some objects before one was refused.
+    made = f"; made before that: {', '.join(done.stdout.split())}" if done.stdout.strip() else ""
+    raise RunFailed(f"{' '.join(command[:2])} failed: {said}{made}")
