@@ -4,7 +4,8 @@
 
 As root: four hosts, network namespaces whose links carry MBIT in each direction, with two ranks each; TP2 × PP2 × DP2,
 each rank on a core of its own where there are eight, else by turns. The links are measured as `trigrid calibrate` does,
-all orders of the axes are planned with that, and the best and the worst of them take turns, a step each.
+all orders of the axes are planned with that, and the best and the worst of them take turns, a step each. Exit code 1
+where the best is not measurably faster.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def quartiles(values: list[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
 
 
-def report(told: dict[str, object], mbit: float) -> None:
+def report(told: dict[str, object], mbit: float) -> bool:
+    """Print what was measured; whether the plan's order is measurably faster."""
     planned, best, worst, spent = told["planned"], told["best"], told["worst"], told["spent"]
     assert isinstance(planned, dict)
     assert isinstance(spent, dict)
@@ -150,6 +152,7 @@ def report(told: dict[str, object], mbit: float) -> None:
         f"{len(ratios)} rounds in turn: {worst} takes {median(ratios):.2f} × as long as {best} [{low:.2f}, {high:.2f}] "
         f"(planned {planned[worst] / planned[best]:.2f} ×): the plan's order is {there}"
     )
+    return low > 1
 
 
 def main() -> None:
@@ -173,7 +176,7 @@ def main() -> None:
                 process.kill()
         if any(codes):
             sys.exit(f"ranks ended with {codes}")
-        report(json.loads(Path(folder, "answer.json").read_text(encoding="utf-8")), mbit)
+        sys.exit(not report(json.loads(Path(folder, "answer.json").read_text(encoding="utf-8")), mbit))
 
 
 if __name__ == "__main__":

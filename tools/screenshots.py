@@ -9,26 +9,16 @@ the PATH.
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from helpers.web import FLAGS, browser_path, serving
+
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
 LARGEST_BYTES = 300_000
 LLAMA = (
     "model=llama3-405b&gpus=16384&tokens=15T&tp=8&pp=16&virtual=7&schedule=interleaved&zero=1"
@@ -63,25 +53,6 @@ SHOTS = (
     Shot("planner-choice", SMALL, part="choice"),
     Shot("planner-runs", SMALL, part="presets", scheme="dark"),
 )
-
-
-@contextmanager
-def serving(*arguments: str) -> Iterator[str]:
-    """The address of `trigrid web` in a process of its own."""
-    command = [sys.executable, "-u", "-m", "trigrid", "web", "--no-browser", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                yield found.group()
-                return
-        raise SystemExit(f"the server ended: {''.join(said)}")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def take(browser: Browser, address: str, shot: Shot) -> None:
@@ -129,16 +100,13 @@ def save(image: bytes, name: str) -> None:
 
 
 def main() -> None:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        raise SystemExit("no Chromium on the PATH (Debian: apt-get install chromium)")
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*(shot.name for shot in SHOTS), []], default=[])
     parser.add_argument("--run", default="")
     asked = parser.parse_args()
     run, shots = asked.run, [shot for shot in SHOTS if not asked.names or shot.name in asked.names]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=list(FLAGS))
         with serving() as address:
             for shot in shots:
                 take(browser, address, shot)
@@ -146,7 +114,7 @@ def main() -> None:
             with serving(run) as address:
                 page = browser.new_page(viewport={"width": 1440, "height": 900})
                 page.goto(address)
-                page.wait_for_timeout(4_000)
+                page.wait_for_selector("#run[data-told]", timeout=300_000)
                 save(page.screenshot(), "run-light")
         browser.close()
 

@@ -35,8 +35,12 @@ def start(**values: Any) -> Start:
     return Start(**{**usual, **values})
 
 
-def slurm_example(slurm: Slurm = Slurm(partition="gpu", time="8:00:00"), **values: Any) -> str:  # noqa: B008
-    job = load_job(TINY, FLAGS, env={})
+def slurm_example(
+    slurm: Slurm = Slurm(partition="gpu", time="8:00:00"),  # noqa: B008
+    out: str = "runs",
+    **values: Any,
+) -> str:
+    job = load_job(TINY, (*FLAGS, "--run.out", out), env={})
     return render_slurm(job, shape_of(job, 2, None), start(**values), slurm)
 
 

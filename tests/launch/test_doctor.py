@@ -15,7 +15,18 @@ from trigrid.check.calibrate_meter import Meter
 from trigrid.check.doctor_gpus import FIELDS, judge_gpus, judge_nvlink, read_gpus, read_nvlink
 from trigrid.check.doctor_host import look_at_disk
 from trigrid.check.doctor_judge import Judge, Taken, judge_skew
-from trigrid.check.doctor_network import PAIR_BYTES, Sent, Skew, busbw, offset, pairings, tournament
+from trigrid.check.doctor_network import (
+    PAIR_BYTES,
+    Round,
+    Sent,
+    Skew,
+    busbw,
+    meeting,
+    meetings,
+    offset,
+    pairs_of,
+    rounds_of,
+)
 from trigrid.grid import Grid
 from trigrid.launch.seats import Seat, Seating
 from trigrid.plan.machine import make_machine
@@ -41,7 +52,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
 def test_everybody_meets_everybody_once(count: int) -> None:
-    rounds = tournament(range(count))
+    rounds = [meeting(range(count), number) for number in range(meetings(count))]
     met = Counter(tuple(sorted(pair)) for pairs in rounds for pair in pairs)
     assert met == Counter(combinations(range(count), 2))
     for pairs in rounds:
@@ -51,13 +62,25 @@ def test_everybody_meets_everybody_once(count: int) -> None:
 
 def test_nodes_meet_by_their_first_ranks_or_by_rails() -> None:
     nodes = [[0, 1], [2, 3], [4, 5]]
-    near = [pairs for between, pairs in pairings(nodes, rails=False) if not between]
-    assert near == [[(0, 1), (2, 3), (4, 5)]]
-    far = [pair for between, pairs in pairings(nodes, rails=False) if between for pair in pairs]
-    assert {frozenset(pair) for pair in far} == {frozenset(pair) for pair in ((0, 2), (0, 4), (2, 4))}
-    rails = [pair for between, pairs in pairings(nodes, rails=True) if between for pair in pairs]
+    near, *far = rounds_of(nodes)
+    assert pairs_of(nodes, near, rails=True) == [(0, 1), (2, 3), (4, 5)]
+    assert far == [Round(True, number) for number in range(3)]
+    firsts = [pair for meet in far for pair in pairs_of(nodes, meet, rails=False)]
+    assert {frozenset(pair) for pair in firsts} == {frozenset(pair) for pair in ((0, 2), (0, 4), (2, 4))}
+    rails = [pair for meet in far for pair in pairs_of(nodes, meet, rails=True)]
     assert {a % 2 for a, _ in rails} == {0, 1}
     assert all(a % 2 == b % 2 for a, b in rails)
+    assert rounds_of([[0]]) == []
+
+
+def test_a_link_between_nodes_is_not_slow_beside_one_inside() -> None:
+    """Stages of which some are on one node, and nothing is known of the network."""
+    four = Grid(Layout(pp=4), Cluster(gpus_per_node=2))
+    seating = Seating(tuple(Seat(rank, f"node{rank // 2}", (), "NVIDIA H100") for rank in range(4)))
+    seconds = {0: {1: SIZE / 300e9}, 1: {2: SIZE / 40e9}, 2: {3: SIZE / 300e9}, 3: {}}
+    given = [Taken({}, seconds[rank], [], 0, 7e14) for rank in range(4)]
+    found = {finding.what: finding for finding in Judge(four, seating, "cuda", None).judge(given)}
+    assert found["pp message"].verdict == "told"
 
 
 def seconds_of(kind: str, size: int, rate: float) -> float:
@@ -166,6 +189,7 @@ def test_a_link_that_is_down_is_wrong() -> None:
     [
         ({}, []),
         ({"clocks.sm": "900"}, ["GPU 0 clock"]),
+        ({"clocks.sm": "345", "clocks_throttle_reasons.gpu_idle": "Active", "pcie.link.gen.current": "1"}, []),
         ({"clocks_throttle_reasons.hw_slowdown": "Active"}, ["GPU 0 clock"]),
         ({"ecc.errors.uncorrected.volatile.total": "3"}, ["GPU 0 memory errors"]),
         ({"pcie.link.width.current": "8"}, ["GPU 0 PCIe width"]),
@@ -173,7 +197,8 @@ def test_a_link_that_is_down_is_wrong() -> None:
     ],
 )
 def test_gpus_that_are_held_back(change: dict[str, str], wrong: list[str]) -> None:
-    values = ("0", "NVIDIA H100", "570.1", "1830", "1980", "61", "Not Active", "Not Active", "0", "5", "5", "16", "16")
+    no = "Not Active"
+    values = ("0", "NVIDIA H100", "570.1", "1830", "1980", "61", no, no, no, "0", "5", "5", "16", "16")
     line = dict(zip(FIELDS.split(","), values, strict=True)) | change
     (gpu,) = read_gpus(", ".join(line.values()) + "\n")
     assert [f.what for f in judge_gpus([gpu], "a") if f.verdict == "wrong"] == wrong

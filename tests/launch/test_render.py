@@ -16,7 +16,7 @@ from trigrid.cli import app
 from trigrid.errors import Refused
 from trigrid.job import load_job
 from trigrid.launch.options import Slurm
-from trigrid.launch.partitions import minutes, read_partitions
+from trigrid.launch.partitions import minutes, partition_problems, read_partitions
 from trigrid.launch.shape import Shape, shape_of
 from trigrid.launch.start import Mount
 from trigrid.launch.submit import MEANT
@@ -64,12 +64,41 @@ def test_containers_see_the_folder_and_what_is_mounted() -> None:
         slurm_example(**values | {"file": Path("/elsewhere/job.toml")})
 
 
+def test_the_script_finds_the_marker_where_the_container_writes_it() -> None:
+    """It runs outside: a run.out that is elsewhere there would never be requeued, one on no mount be lost."""
+    values = {"image": "trigrid.sqsh", "mounts": (Mount("/scratch/me", "/out"), Mount("/data", "/data", True))}
+    text = slurm_example(out="/out/runs", **values)
+    assert text.count('/scratch/me/runs/"$_TRIGRID_LAUNCH/preempted.json"') == text.count("preempted.json") == 3
+    assert '/out/runs/"$_TRIGRID_LAUNCH/preempted.json"' in slurm_example(out="/out/runs")
+    for out in ("/data/runs", "/lost"):
+        with pytest.raises(Refused, match=f"run.out = {out}: is on no mount of the container that can be written"):
+            slurm_example(out=out, **values)
+
+
+def test_what_stopped_in_order_does_not_start_again_though_its_exit_code_is_not_zero() -> None:
+    (loop,) = re.findall(r"^for .*?^done$", slurm_example(), re.M | re.S)
+    assert loop.splitlines()[1] == '    [[ -e runs/"$_TRIGRID_LAUNCH/preempted.json" ]] && break'
+
+
 def test_what_slurm_would_misread_is_refused() -> None:
-    for time in ("8h", "1:2:3:4", "", "1:1", "-5"):
+    for time in ("8h", "1:2:3:4", "", "1:1", "-5", "1-", "::"):
         with pytest.raises(Refused, match="--time"):
             slurm_example(Slurm(time=time))
     with pytest.raises(Refused, match="--partition = 'a b': is not one word"):
         slurm_example(Slurm(partition="a b"))
+    with pytest.raises(Refused, match="--constraint = 'a#b': is not one word"):
+        slurm_example(Slurm(constraint="a#b"))
+    with pytest.raises(Refused, match="--time = 2: SIGUSR1 comes 120 s before the end"):
+        slurm_example(Slurm(time="2"))
+    for asked, told in (
+        ({"slurm": Slurm(cpus_per_rank=0)}, "--cpus-per-rank = 0: must be 1 or more"),
+        ({"slurm": Slurm(gpu_type="h100"), "gpus": False}, "--gpu-type = h100: means nothing for ranks on CPUs"),
+        ({"mounts": (Mount("/data", "/data"),)}, "--mount = /data:/data: means nothing without a container"),
+    ):
+        with pytest.raises(Refused, match=told):
+            slurm_example(**asked)
+    with pytest.raises(Refused, match="is more than a line"):
+        slurm_example(folder=Path("/home/me\nrm -rf x"))
 
 
 def test_the_signal_leaves_the_time_of_grace() -> None:
@@ -89,6 +118,16 @@ def test_partitions_as_sinfo_tells_them() -> None:
     first, second = read_partitions("gpu*|1-00:00:00|4|gpu:h100:8(S:0-1),nic:2|up\nold|infinite|1|gpu:2|down\n")
     assert (first.partition, first.default, first.count, first.gpus, first.up) == ("gpu", True, 4, {"h100": 8}, True)
     assert (second.default, second.gpus, second.up) == (False, {"": 2}, False)
+
+
+@pytest.mark.parametrize(
+    ("partition", "told"),
+    [("gpu,old", []), ("old,gpu", []), ("gpu,odl", ["odl"]), ("old", ["old"])],
+)
+def test_of_several_partitions_one_is_enough(partition: str, told: list[str]) -> None:
+    there = read_partitions("gpu*|1-00:00:00|4|gpu:h100:8(S:0-1),nic:2|up\nold|infinite|1|gpu:8|down\n")
+    problems = partition_problems(there, Slurm(partition=partition), Shape(1, 8), gpus=True)
+    assert [problem.value for problem in problems] == told
 
 
 def test_shapes() -> None:

@@ -87,6 +87,10 @@ def test_two_plans_compared() -> None:
     rows = {row["figure"]: row for row in found["rows"]}
     assert rows["memory.weights"]["better"] == "b"
     assert rows["tokens_per_s"]["better"] == "a"
+    more = {**EIGHT, "model": "mixtral-8x7b", "tokens": "15T"}
+    told = {one["key"]: (one["a"], one["b"]) for one in answer("compare", {"a": EIGHT, "b": more})["differs"]}
+    assert told["tokens"] == ("1T", "15T")
+    assert told["model.experts.count"] == ("", "8")
     same = answer("compare", {"a": EIGHT, "b": EIGHT})
     assert same["differs"] == []
     assert {row["better"] for row in same["rows"]} == {None}

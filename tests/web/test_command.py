@@ -84,6 +84,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
         (("--host", "no.such.host.invalid"), "is no address of this machine"),
         (("--host", "203.0.113.7", "--port", "0"), "cannot be listened on"),
         (("no-such-run",), "no-such-run"),
+        (("some-run", "--export", "no-such-site"), "a run's folder cannot be shown without a server"),
     ],
 )
 def test_what_cannot_be_served_is_refused(words: tuple[str, ...], told: str) -> None:

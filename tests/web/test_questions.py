@@ -90,6 +90,12 @@ def test_an_illegal_layout_is_answered_with_the_way_back() -> None:
         ({"model": "llama3-8b", "values": {"parallel.tpp": 8}}, "parallel.tpp"),
         ({"model": "llama3-8b", "values": {"model.layers": 2000}, "gpus": 8}, "model.layers"),
         ({"model": "llama3-8b", "values": {"batch.global_batch": 2**21}, "gpus": 8}, "batch.global_batch"),
+        ({"model": "llama3-8b", "values": {"cluster.nic_gbit": 1e-308}, "gpus": 8}, "cluster.nic_gbit"),
+        ({"model": "llama3-8b", "values": {"cluster.price": 1e308}, "gpus": 8}, "cluster.price"),
+        ({"model": "llama3-8b", "tokens": "1e300"}, "tokens"),
+        ({"model": "llama3-8b", "values": {f"parallel.tp{n}": 8 for n in range(2000)}}, "values"),
+        ({"model": "llama3-8b", "values": {"x" * 200: 8}}, "x" * 200),
+        ({"model": "llama3-8b", "values": {"parallel.stage_layers": [1] * 2000}}, "parallel.stage_layers"),
         (
             {"model": "llama3-405b", "values": {"parallel.pp": 126, "batch.global_batch": 4096}, "gpus": 126},
             "parallel.pp",
@@ -107,7 +113,12 @@ def test_a_body_that_makes_no_sense_is_refused() -> None:
     for name, body in (("plan", {"stat": {}}), ("plan", []), ("nothing", {}), ("plan", {"state": {"gpus": "8"}})):
         with pytest.raises(Refused):
             answer(name, body)
-    for text in ("", "{", '{"state": {"gpus": NaN}}', '{"state": {"gpus": 1e999}}', "[" * 100_000):
+    deep = '{"state": {"config": ' + '{"a": ' * 500 + "1" + "}" * 502
+    wide = json.dumps({"state": {f"k{n}": 0 for n in range(5000)}})
+    long = json.dumps({"state": {"values": {"x" * 1000: 0}}})
+    lone = '{"state": {"model": "\\ud800"}}'
+    nothing = ("", "{", '{"state": {"gpus": NaN}}', '{"state": {"gpus": 1e999}}', "[" * 100_000)
+    for text in (*nothing, deep, wide, long, lone):
         sound, told = reply("plan", text)
         assert not sound
         assert json.loads(told)["problems"]
@@ -183,7 +194,10 @@ def test_a_measurement_beside_the_plan() -> None:
     assert found["error"] == pytest.approx(-0.2)
     assert found["within_margin"] is False
     assert answer("measured", {"state": EIGHT, "figure": "memory.total", "value": planned})["within_margin"] is True
-    assert answer("measured", {"state": EIGHT, "figure": "step_s", "value": 0})["error"] is None
+    for none in (0, 5e-324):
+        sound, text = reply("measured", json.dumps({"state": EIGHT, "figure": "step_s", "value": none}))
+        assert sound
+        assert json.loads(text)["error"] is None
 
 
 def test_the_allocator_is_a_dial() -> None:

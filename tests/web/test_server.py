@@ -151,6 +151,12 @@ def test_a_newer_search_ends_the_older(server: str) -> None:
     assert found["state"]
 
 
+def test_who_tells_no_page_ends_nobody(server: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, server, "/api/sensitivity", {"state": STATE}) for _ in range(4)]
+        assert [one.result()[0] for one in asked] == [200] * 4
+
+
 def test_key_presses_are_answered_beside_a_search(server: str) -> None:
     searching = threading.Thread(target=lambda: ask(server, "/api/best", {"state": LARGE}, X_Page="b"))
     searching.start()

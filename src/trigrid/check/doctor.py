@@ -25,12 +25,11 @@ from trigrid.check.doctor_host import look_at_disk, look_at_host, versions
 from trigrid.check.doctor_judge import Judge, Taken, judge_skew
 from trigrid.check.doctor_network import (
     MOST_NODES,
-    Pairing,
     measure_axes,
     measure_neighbours,
     measure_pairs,
     measure_skew,
-    pairings,
+    rounds_of,
 )
 from trigrid.engine.comm import Comm
 from trigrid.engine.zero import TORCH_DTYPE
@@ -90,7 +89,7 @@ def examine(order: Order, place: Place | None, console: Console) -> Examination 
     host = host_of(os.environ)
     leader = seating.hosts[host][0] == place.rank
     sound = all(not seat.trouble for seat in seating.seats)
-    findings = look_at_host(host, device.type, place.local_world) if leader else []
+    findings = look_at_host(host, device.type, place.local_world, place.world) if leader else []
     taken = None
     if sound:
         if store is not None:
@@ -101,7 +100,7 @@ def examine(order: Order, place: Place | None, console: Console) -> Examination 
         with console.progress() as progress:
             meter = Meter(device, comm if place.world > 1 else None, progress if place.rank == 0 else lambda *_: None)
             taken, clocks = _measure(meter, comm, seating, order)
-        findings += _clocks(clocks, host) if leader and clocks is not None else []
+        findings += _clocks(clocks, host) if leader and device.type == "cuda" else []
         skews = measure_skew(store, place.rank, {h: ranks[0] for h, ranks in seating.hosts.items()}) if store else []
         findings += [judge_skew(skews)] if place.rank == 0 else []
     if leader and len(seating.hosts) <= MOST_NODES:
@@ -130,17 +129,24 @@ def _seat(job: Job | None, place: Place) -> Seat:
 
 
 def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Place, Seating]:
-    """The place of this rank in the grid as training would choose it, and where all are."""
+    """The place of this rank in the grid as training would choose it, and where all are; the first one tells the
+    others no more than hosts and troubles, since all of them read it."""
+    here: list[Seating] = []
 
     def settle(seats: list[Seat]) -> Seating:
         topology = read_topology(job.cluster.topology) if job and job.cluster.topology else None
-        seating = arrange(seats, topology)
-        store.set("doctor's seats", json.dumps([asdict(seat) for seat in seating.seats]))
-        return seating
+        here.append(arrange(seats, topology))
+        broken = {seat.host: seat.trouble for seat in seats if seat.trouble}
+        hosts = [(host, len(ranks), broken.get(host, "")) for host, ranks in here[0].hosts.items()]
+        store.set("doctor's seats", json.dumps(hosts))
+        return here[0]
 
     place = sit(store, place, seat, MEET_S, settle)
-    seats = [Seat(**{**s, "switches": tuple(s["switches"])}) for s in json.loads(store.get("doctor's seats"))]
-    return place, Seating(tuple(seats))
+    if here:
+        return place, here[0]
+    hosts = json.loads(store.get("doctor's seats"))
+    told = [(host, trouble) for host, count, trouble in hosts for _ in range(count)]
+    return place, Seating(tuple(Seat(rank, host, (), "", trouble) for rank, (host, trouble) in enumerate(told)))
 
 
 def _device(job: Job | None, place: Place) -> torch.device:
@@ -169,8 +175,8 @@ def _measure(meter: Meter, comm: Comm, seating: Seating, order: Order) -> tuple[
     clocks = asked.answer() if asked else None
     axes = measure_axes(meter, comm, SHARES["axes"] * order.seconds)
     neighbours = measure_neighbours(meter, comm, SHARES["neighbours"] * order.seconds)
-    rounds = _rounds(seating, meter.device.type)
-    sent, done = measure_pairs(meter, comm.rank, rounds, SHARES["pairs"] * order.seconds) if rounds else ([], 0)
+    nodes = list(seating.hosts.values())
+    sent, done = measure_pairs(meter, comm.rank, nodes, SHARES["pairs"] * order.seconds)
     return Taken(axes, neighbours, sent, done, flops), clocks
 
 
@@ -193,11 +199,9 @@ def _products(job: Job | None, device: torch.device) -> float | None:
     return gpu.peak_flops[name] * gpu.sustained[name] if gpu and name in gpu.sustained else None
 
 
-def _rounds(seating: Seating, device: str) -> list[tuple[bool, Pairing]]:
-    return pairings(list(seating.hosts.values()), rails=device == "cuda")
-
-
-def _clocks(text: str, host: str) -> list[Finding]:
+def _clocks(text: str | None, host: str) -> list[Finding]:
+    if text is None:
+        return [Finding(what="GPU clocks", verdict="not here", measured="nvidia-smi says nothing", where=(host,))]
     return list(judge_gpus(read_gpus(text), host))
 
 
@@ -244,7 +248,7 @@ def _examination(
             findings.append(Finding(what="expected bandwidth", verdict="not here", advice=advice))
         judge = Judge(_grid(order.job, place), seating, device.type, network, _products(order.job, device))
         findings += judge.judge(taken)
-        every, done = len(_rounds(seating, device.type)), min(rank.rounds for rank in taken)
+        every, done = len(rounds_of(list(seating.hosts.values()))), min(rank.rounds for rank in taken)
         if done < every:
             sampled.append(f"messages were measured in {done} of {every} rounds of pairs, each rank with {done} others")
     else:

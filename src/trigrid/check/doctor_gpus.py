@@ -11,9 +11,10 @@ from contextlib import suppress
 from trigrid.report.doctor import Finding
 
 FIELDS = (
-    "index,name,driver_version,clocks.sm,clocks.max.sm,temperature.gpu,clocks_throttle_reasons.hw_slowdown,"
-    "clocks_throttle_reasons.sw_thermal_slowdown,ecc.errors.uncorrected.volatile.total,pcie.link.gen.current,"
-    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+    "index,name,driver_version,clocks.sm,clocks.max.sm,temperature.gpu,clocks_throttle_reasons.gpu_idle,"
+    "clocks_throttle_reasons.hw_slowdown,clocks_throttle_reasons.sw_thermal_slowdown,"
+    "ecc.errors.uncorrected.volatile.total,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
+    "pcie.link.width.max"
 )
 """As `nvidia-smi --help-query-gpu` names them; newer drivers take these names besides clocks_event_reasons."""
 ANSWER_S = 15.0
@@ -74,20 +75,21 @@ def read_nvlink(text: str) -> dict[int, list[float | None]]:
 
 
 def judge_gpus(gpus: Sequence[Gpu], host: str) -> Iterator[Finding]:
-    """Of GPUs that multiplied while they were asked."""
+    """Of GPUs while those with a rank multiplied; one that is idle has a low clock, and a link that rests."""
     for gpu in gpus:
         who = f"GPU {gpu['index']}"
         clock, most = _number(gpu, "clocks.sm"), _number(gpu, "clocks.max.sm")
         reasons = [name for name in ("hw_slowdown", "sw_thermal_slowdown") if _throttled(gpu, name)]
+        idle = _throttled(gpu, "gpu_idle")
         if clock and most:
             slow = bool(reasons) or clock < SLOW_CLOCK * most
             degrees, held = gpu["temperature.gpu"], f", held back: {', '.join(reasons)}" if reasons else ""
             yield Finding(
                 what=f"{who} clock",
-                verdict="wrong" if slow else "sound",
-                measured=f"{clock:,.0f} MHz at {degrees} °C{held}",
+                verdict="told" if idle else "wrong" if slow else "sound",
+                measured=f"{clock:,.0f} MHz at {degrees} °C{', idle' if idle else held}",
                 expected=f"near {most:,.0f} MHz",
-                advice="look at its cooling and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+                advice="" if idle else "look at its cooling and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
                 where=(host,),
                 value=clock,
                 usual=most,
@@ -97,7 +99,7 @@ def judge_gpus(gpus: Sequence[Gpu], host: str) -> Iterator[Finding]:
         if errors:
             advice = "its memory is bad: take the node out, reset the GPU, and have it replaced if they come again"
             yield _wrong(f"{who} memory errors", f"{errors:,.0f} uncorrected", "none", advice, host)
-        for what in ("width", "gen"):
+        for what in ("width",) if idle else ("width", "gen"):
             now, best = _number(gpu, f"pcie.link.{what}.current"), _number(gpu, f"pcie.link.{what}.max")
             if now and best and now < best:
                 advice = "reseat it, or look for a bad riser: copies to the host and NICs behind it are slower"

@@ -26,7 +26,7 @@ from trigrid.report.units import size
 from trigrid.spec.job import Job
 
 FEWEST_FILES = 4096
-"""Open files of a process: each rank has sockets to others, and its checkpoints and token files."""
+"""Open files of a process, besides a socket to each other rank: its checkpoints and token files."""
 SHM_BYTES = 2**30
 """NCCL keeps buffers of ranks of one node there; the 64 MiB of a container are too few."""
 CHUNK, SYNC_CHUNKS, DISK_S, DISK_BYTES = 2**22, 4, 1.5, 2**31
@@ -51,9 +51,9 @@ def versions(device: str) -> dict[str, str]:
     return found
 
 
-def look_at_host(host: str, device: str, local_world: int) -> list[Finding]:
-    """Findings of this node, on which `local_world` ranks run on "cuda" or "cpu"."""
-    found = [*_processor(device, local_world), *_limits(device), _shared_memory(device, local_world)]
+def look_at_host(host: str, device: str, local_world: int, world: int) -> list[Finding]:
+    """Findings of this node, on which `local_world` ranks of `world` run on "cuda" or "cpu"."""
+    found = [*_processor(device, local_world), *_limits(device, world), _shared_memory(device, local_world)]
     found += [*_gpu_memory(local_world), *_nvlink(host)] if device == "cuda" else []
     found += [*_nics(device)]
     return [Finding(**{**finding.__dict__, "where": (host,)}) for finding in found]
@@ -80,18 +80,19 @@ def _processor(device: str, local_world: int) -> Iterator[Finding]:
         yield Finding(what="memory", verdict="told", measured=f"{size(free)} free of {size(there)}", value=float(free))
 
 
-def _limits(device: str) -> Iterator[Finding]:
+def _limits(device: str, world: int) -> Iterator[Finding]:
+    fewest = FEWEST_FILES + world
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # ulimit -n unlimited
-    enough = files == resource.RLIM_INFINITY or files >= FEWEST_FILES
+    enough = files == resource.RLIM_INFINITY or files >= fewest
     yield Finding(
         what="ulimit: open files",
         verdict="sound" if enough else "wrong",
         measured="unlimited" if files == resource.RLIM_INFINITY else f"{files:,}",
-        expected=f"at least {FEWEST_FILES:,}",
-        advice=f"ulimit -n {max(65_536, FEWEST_FILES)} before the launch, or nofile in /etc/security/limits.conf",
+        expected=f"at least {fewest:,}",
+        advice=f"ulimit -n {max(65_536, fewest)} before the launch, or nofile in /etc/security/limits.conf",
         value=float(files),
-        usual=float(FEWEST_FILES),
+        usual=float(fewest),
         unit="files",
     )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

@@ -21,7 +21,7 @@ from trigrid.check.doctor_network import (
     by_rank,
 )
 from trigrid.grid import Grid
-from trigrid.launch.seats import Seating
+from trigrid.launch.seats import WHERE, Seating, span
 from trigrid.plan.measured import WireKind
 from trigrid.plan.network import Group, Network
 from trigrid.report.doctor import Finding
@@ -35,7 +35,6 @@ FAIR_PRODUCTS, FAIR_CATALOGUE = {"cpu": 0.25, "cuda": 0.85}, 0.7
 SLOWER = 1.5
 """Times as long as messages without a rank its own must take, for it to be named alone."""
 MOST_SKEW_S = 0.5
-WHERE = {Tier.LOCAL: "", Tier.NVLINK: "inside nodes", Tier.LEAF: "between nodes", Tier.SPINE: "across leaves"}
 NETWORK = "look at the NIC, cable and switch port of what is named: ibstat, ethtool; NCCL_DEBUG=INFO"
 INSIDE = "look at NVLink or PCIe of what is named (nvidia-smi topo -m), and at what else runs there"
 
@@ -92,7 +91,9 @@ class Judge:
             verdict="wrong" if wrong else "sound" if expected else "told",
             measured=rate(rates[slow]) + (f", slowest {self._who((slow,))}" if several else ""),
             expected=", ".join(expected),
-            advice="all ranks wait for it: look at its clocks and cooling, and at what else runs there",
+            advice="all ranks wait for it: look at its clocks and cooling, and at what else runs there"
+            if wrong
+            else "",
             where=self._hosts((slow,)) if wrong else (),
             value=rates[slow],
             usual=self.flops_per_s or usual,
@@ -103,33 +104,40 @@ class Judge:
         size, groups = COLLECTIVE_BYTES[self.device], self.grid.groups(axis)
         rates = {group: busbw(kind, size, len(group), max(seconds[r] for r in group)) for group in groups}
         slow = min(rates, key=rates.__getitem__)
-        usual = self._planned(kind, size, slow) or _usual(rates.values())
+        like = self._like(rates, slow)
+        usual = self._planned(kind, size, slow) or _usual(like)
         return self._link(
-            f"{axis} {kind} of {len(slow)}, {WHERE[self.seating.tier(slow)]}", rates[slow], usual, slow, len(groups) > 1
+            f"{axis} {kind} of {len(slow)}, {WHERE[self.seating.tier(slow)]}", rates[slow], usual, slow, len(like) > 1
         )
 
     def _messages(self, what: str, sent: Sequence[Sent], size: int) -> Finding:
-        rates = {(m.low, m.high): size / m.seconds for m in sent}
+        rates: dict[tuple[int, ...], float] = {(m.low, m.high): size / m.seconds for m in sent}
         slow = min(rates, key=rates.__getitem__)
-        usual = self._planned("message", size, slow) or _usual(rates.values())
+        like = self._like(rates, slow)
+        usual = self._planned("message", size, slow) or _usual(like)
         # A slow NIC is slow towards everybody, a slow cable between two only towards one.
         theirs = {rank: median(times) for rank, times in by_rank(sent)}
         worst = max(slow, key=theirs.__getitem__)
         others = [message.seconds for message in sent if worst not in message[:2]]
         named = (worst,) if others and theirs[worst] > SLOWER * median(others) else slow
-        return self._link(what, rates[slow], usual, slow, len(rates) > 1, named)
+        return self._link(what, rates[slow], usual, slow, len(like) > 1, named)
+
+    def _like(self, rates: Mapping[tuple[int, ...], float], slow: tuple[int, ...]) -> list[float]:
+        """Of those that cross the same network as `slow`: a link between nodes is not slow beside one inside."""
+        tier = self.seating.tier(slow)
+        return [rate for ranks, rate in rates.items() if self.seating.tier(ranks) == tier]
 
     def _link(
         self, what: str, found: float, usual: float, slow: tuple[int, ...], several: bool, named: tuple[int, ...] = ()
     ) -> Finding:
-        wrong = found < FAIR[self.device] * usual
+        wrong, near = found < FAIR[self.device] * usual, self.seating.tier(slow) <= Tier.NVLINK
         source = "planned" if self.network else "a quarter reach"
         return Finding(
             what=what,
             verdict="wrong" if wrong else "sound" if several or self.network else "told",
             measured=f"{figures(found / 1e9)} GB/s" + (f", slowest {self._who(slow)}" if several else ""),
             expected=f"{source} {figures(usual / 1e9)} GB/s" if several or self.network else "",
-            advice=f"{self._who(named or slow)}: {INSIDE if self.seating.tier(slow) <= Tier.NVLINK else NETWORK}",
+            advice=f"{self._who(named or slow)}: {INSIDE if near else NETWORK}" if wrong else "",
             where=self._hosts(named or slow) if wrong else (),
             value=found,
             usual=usual,
@@ -153,7 +161,7 @@ class Judge:
         return tuple(dict.fromkeys(self.seating.seats[rank].host for rank in ranks))
 
     def _who(self, ranks: Sequence[int]) -> str:
-        words = "rank " + str(ranks[0]) if len(ranks) == 1 else f"ranks {'–'.join(map(str, (ranks[0], ranks[-1])))}"
+        words = f"rank{'s' if len(ranks) > 1 else ''} {span(ranks)}"
         return f"{words} ({', '.join(self._hosts(ranks)[:3])})" if len(self.seating.hosts) > 1 else words
 
 

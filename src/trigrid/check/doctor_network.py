@@ -26,6 +26,13 @@ EXCHANGES, MOST_NODES = 8, 256
 Pairing = list[tuple[int, int]]
 
 
+class Round(NamedTuple):
+    """between: of nodes, each with one other, or of the ranks of every node."""
+
+    between: bool
+    number: int
+
+
 class Sent(NamedTuple):
     """A message of PAIR_BYTES between two ranks, one way. between: nodes, or ranks of one node."""
 
@@ -60,53 +67,52 @@ def measure_axes(meter: Meter, comm: Comm, seconds: float) -> dict[tuple[str, Wi
     return found
 
 
-def tournament(members: Sequence[int]) -> list[Pairing]:
-    """Rounds in which each meets every other once, at most one at a time (the circle method)."""
-    ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
-    rounds = []
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        rounds.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        # The first stays, the others move on by one.
-        ring[1:] = [ring[-1], *ring[1:-1]]
-    return rounds
+def meetings(count: int) -> int:
+    """Rounds in which each of `count` meets every other once, and nobody two at a time."""
+    return count - 1 + count % 2 if count > 1 else 0
 
 
-def pairings(nodes: Sequence[Sequence[int]], rails: bool) -> list[tuple[bool, Pairing]]:
-    """Rounds of pairs of ranks, those between nodes marked. rails: the ranks of a node have a NIC each, so all of them
-    speak at once, each with its like; else only the first one does."""
-    near: list[Pairing] = []
-    for ranks in nodes:
-        for number, pairs in enumerate(tournament(ranks)):
-            if number == len(near):
-                near.append([])
-            near[number] += pairs
-    far = []
-    for meeting in tournament(range(len(nodes))):
-        pairs = [pair for a, b in meeting for pair in zip(nodes[a], nodes[b], strict=False)]
-        firsts = [(nodes[a][0], nodes[b][0]) for a, b in meeting]
-        far.append(pairs if rails else firsts)
-    return [(False, pairs) for pairs in near] + [(True, pairs) for pairs in far]
+def meeting(members: Sequence[int], number: int) -> Pairing:
+    """The pairs of round `number` (the circle method): the first stays, the others have moved on by so many."""
+    first, *rest = [*members, *([None] if len(members) % 2 else [])]
+    ring = [first, *rest[len(rest) - number :], *rest[: len(rest) - number]]
+    half = len(ring) // 2
+    pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
-def measure_pairs(
-    meter: Meter, rank: int, rounds: Sequence[tuple[bool, Pairing]], seconds: float
-) -> tuple[list[Sent], int]:
-    """What this rank, the lower one of its pairs, has measured, and in how many of `rounds`: in all of them if there is
-    time, else in some of both kinds."""
+def rounds_of(nodes: Sequence[Sequence[int]]) -> list[Round]:
+    """All rounds in which ranks of a node meet each other, and nodes each other."""
+    near = max(meetings(len(ranks)) for ranks in nodes)
+    return [Round(False, n) for n in range(near)] + [Round(True, n) for n in range(meetings(len(nodes)))]
+
+
+def pairs_of(nodes: Sequence[Sequence[int]], meet: Round, rails: bool) -> Pairing:
+    """Pairs of ranks in that round. rails: the ranks of a node have a NIC each, so all of them speak at once, each with
+    its like; else only the first one does."""
+    if not meet.between:
+        return [pair for ranks in nodes if meet.number < meetings(len(ranks)) for pair in meeting(ranks, meet.number)]
+    ends = [(nodes[a], nodes[b]) for a, b in meeting(range(len(nodes)), meet.number)]
+    return [pair for a, b in ends for pair in (zip(a, b, strict=False) if rails else [(a[0], b[0])])]
+
+
+def measure_pairs(meter: Meter, rank: int, nodes: Sequence[Sequence[int]], seconds: float) -> tuple[list[Sent], int]:
+    """What this rank, the lower one of its pairs, has measured, and in how many rounds between the ranks of `nodes`: in
+    all of them if there is time, else in some of both kinds."""
     most, size = MOST_ROUNDS[meter.device.type], PAIR_BYTES[meter.device.type]
-    # The same on all ranks; those that are left out are any.
+    rounds = rounds_of(nodes)
+    # The same on all ranks; those that are left out are any. Of thousands of nodes only these are made.
     chosen = Random(0).sample(rounds, min(most, len(rounds)))
-    far = next((item for item in rounds if item[0]), None)
-    chosen = [far, *(item for item in chosen if item is not far)] if far else chosen
+    far = next((item for item in rounds if item.between), None)
+    chosen = [far, *(item for item in chosen if item != far)] if far else chosen
     found, done = [], 0
-    for (between, pairs), within in meter.within("messages", chosen, seconds):
+    for meet, within in meter.within("messages", chosen, seconds) if chosen else ():
+        pairs = pairs_of(nodes, meet, rails=meter.device.type == "cuda")
         partner = {a: b for a, b in pairs} | {b: a for a, b in pairs}
         spent_s = meter.own(ping_pong(rank, partner.get(rank), size, meter.device), min(within, LONGEST_PAIR_S)) / 2
         done += 1
         if partner.get(rank, -1) > rank:
-            found.append(Sent(rank, partner[rank], spent_s, between))
+            found.append(Sent(rank, partner[rank], spent_s, meet.between))
     return found, done
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from trigrid.cli.app import Quiet, app, examples
+from trigrid.errors import Problem, Refused
 
 PORT = 8330
 
@@ -43,6 +44,8 @@ def web(
     if export is not None:
         from trigrid.web.export import export_site
 
+        if run_dir is not None:
+            raise Refused([Problem("export", export, "a run's folder cannot be shown without a server: leave one out")])
         export_site(export, console.say)
         return
     from trigrid.web.serve import listen, serve

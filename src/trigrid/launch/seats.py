@@ -21,6 +21,8 @@ from trigrid.spec.layout import AXES, Axis
 
 SHOWN = 8
 """Nodes, and faults, that are told one by one."""
+WHERE = {Tier.LOCAL: "", Tier.NVLINK: "inside nodes", Tier.LEAF: "between nodes", Tier.SPINE: "across leaves"}
+"""What a group crosses, in words."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,13 @@ def cautions(seating: Seating, grid: Grid) -> list[Problem]:
         ends = f"{seating.seats[group[0]].host} to {seating.seats[group[-1]].host}"
         if tier == Tier.SPINE:
             reason = (
-                f"stages {_where(tier)} ({ends}): a stage boundary does not overlap with other work; ask the "
+                f"stages {WHERE[tier]} ({ends}): a stage boundary does not overlap with other work; ask the "
                 "scheduler for neighbouring nodes (Slurm: --switches)"
             )
             found.append(Problem("parallel.pp", grid.layout.pp, reason))
         else:
             per_node = max(len(ranks) for ranks in seating.hosts.values())
-            reason = f"stages are {_where(tier)} ({ends}), and are planned inside a node"
+            reason = f"stages are {WHERE[tier]} ({ends}), and are planned inside a node"
             found.append(Problem("cluster.gpus_per_node", grid.cluster.gpus_per_node, reason, (per_node,)))
     return found
 
@@ -166,23 +168,19 @@ def picture(seating: Seating, grid: Grid, launcher: str) -> str:
             lines.append(f"  … {len(hosts) - len(shown):,} nodes more")
         ranks = seating.hosts[host]
         cells = [f"{leaves[host]:<{ways}}"] if known else []
-        cells += [f"{host:<{names}}", f"ranks {_span(ranks)}"]
+        cells += [f"{host:<{names}}", f"ranks {span(ranks)}"]
         cells += [
-            f"{axis} {_span(sorted({getattr(grid.coord(rank), axis) for rank in ranks}))}"
+            f"{axis} {span(sorted({getattr(grid.coord(rank), axis) for rank in ranks}))}"
             for axis in AXES
             if grid.layout.degree(axis) > 1
         ]
         theirs = [seating.seats[rank].rank for rank in ranks]
-        moved = f"  ({launcher}'s {_span(theirs)})" if theirs != ranks else ""
+        moved = f"  ({launcher}'s {span(theirs)})" if theirs != ranks else ""
         lines.append(f"  {'  '.join(cells)}{moved}")
     crossed = [
-        f"{axis} {_where(seating.worst(grid, axis)[0])}" for axis in reversed(AXES) if grid.layout.degree(axis) > 1
+        f"{axis} {WHERE[seating.worst(grid, axis)[0]]}" for axis in reversed(AXES) if grid.layout.degree(axis) > 1
     ]
     return "\n".join([*lines, f"  {', '.join(crossed)}"])
-
-
-def _where(tier: Tier) -> str:
-    return {Tier.NVLINK: "inside nodes", Tier.LEAF: "between nodes", Tier.SPINE: "across leaves"}[tier]
 
 
 def _counts(seating: Seating) -> str:
@@ -197,7 +195,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
-def _span(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
     """0–3 for numbers that follow each other, else each of them."""
     if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}–{numbers[-1]}"

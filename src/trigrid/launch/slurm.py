@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import trigrid
@@ -28,22 +28,10 @@ TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.ASCII)
 
 
 def render_slurm(job: Job, shape: Shape, start: Start, slurm: Slurm) -> str:
-    """The sbatch file. Raises Refused for what Slurm would misread."""
-    if slurm.time is not None and not TIME.fullmatch(slurm.time):
-        reason = (
-            "is no time of Slurm: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]"
-        )
-        raise Refused([Problem("--time", slurm.time, reason, ("24:00:00", "7-00"))])
-    signal_s, time = _signal_s(job), minutes(slurm.time)
-    if time and time * 60 <= signal_s:
-        reason = (
-            f"SIG{SIGNAL} comes {signal_s} s before the end (faults.grace_s and a minute): at once, again and again"
-        )
-        raise Refused([Problem("--time", slurm.time, reason, (signal_s // 60 + 10,))])
+    """The sbatch file. Raises Refused for what Slurm would misread, and for what would be lost."""
     options = list(_options(job, shape, start, slurm))
-    for option in options:
-        if "\n" in option:
-            raise Refused([Problem("sbatch", repr(option), "is more than a line: the shell would run the rest")])
+    if problems := list(_problems(job, start, slurm, options)):
+        raise Refused(problems)
     marker = _marker(job, start)
     # Those of modules and of conda read variables that are not set.
     setup = ("set +u", *slurm.setup, "set -u") if slurm.setup else ()
@@ -52,6 +40,29 @@ def render_slurm(job: Job, shape: Shape, start: Start, slurm: Slurm) -> str:
     lines += ["set -euo pipefail", "", *_meeting(marker), *assignments(start.environment), *setup, ""]
     lines += [*_ranks(start, slurm), "", *_run(start.restarts, marker), "", *_ending(marker)]
     return "\n".join([*lines, ""])
+
+
+def _problems(job: Job, start: Start, slurm: Slurm, options: Sequence[str]) -> Iterator[Problem]:
+    signal_s = _signal_s(job)
+    if slurm.time is not None and not TIME.fullmatch(slurm.time):
+        reason = (
+            "is no time of Slurm: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]"
+        )
+        yield Problem("--time", slurm.time, reason, ("24:00:00", "7-00"))
+    elif 0 < (minutes(slurm.time) or 0) * 60 <= signal_s:
+        reason = (
+            f"SIG{SIGNAL} comes {signal_s} s before the end (faults.grace_s and a minute): at once, again and again"
+        )
+        yield Problem("--time", slurm.time, reason, (signal_s // 60 + 10,))
+    if slurm.cpus_per_rank is not None and slurm.cpus_per_rank < 1:
+        yield Problem("--cpus-per-rank", slurm.cpus_per_rank, "must be 1 or more", (1,))
+    if slurm.gpu_type and not start.gpus:
+        yield Problem("--gpu-type", slurm.gpu_type, "means nothing for ranks on CPUs", ("--device cuda",))
+    if start.mounts and not start.image:
+        yield Problem("--mount", start.mounts[0], "means nothing without a container", ("--container IMAGE",))
+    for option in options:
+        if "\n" in option:
+            yield Problem("sbatch", repr(option), "is more than a line: the shell would run the rest")
 
 
 def _title(job: Job, shape: Shape, start: Start) -> str:
@@ -142,9 +153,8 @@ def _run(restarts: int, marker: str) -> Iterator[str]:
     yield "ranks || code=$?"
     if restarts:
         yield f"# A rank that failed starts again with all others, up to {restarts} times, from the last checkpoint."
-        yield "again=0"
-        yield f"while ((code != 0 && again < {restarts})) && [[ ! -e {marker} ]]; do"
-        yield "    again=$((again + 1))"
+        yield f"for ((again = 1; code != 0 && again <= {restarts}; again++)); do"
+        yield f"    [[ -e {marker} ]] && break"
         yield f'    echo "trigrid: start $again of {restarts} after a failure (exit code $code)" >&2'
         yield "    code=0"
         yield "    ranks || code=$?"

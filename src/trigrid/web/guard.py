@@ -45,8 +45,12 @@ class Guard:
     """An application behind which only requests of this machine's own pages come."""
 
     def __init__(self, app: ASGIApp, host: str, clock: Clock = time.monotonic):
-        self.app, self.host, self.rate = app, host, Rate(clock)
+        self.app, self.rate = app, Rate(clock)
         self.everywhere = not is_loopback(host)
+        # Once, since a name may have to be asked of another machine.
+        self.names = {host.lower()}
+        if self.everywhere:
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,11 +95,7 @@ class Guard:
         """Whether the Host names this machine. Where it listens on all addresses, any address is its own, since only
         names can be led elsewhere; so is its own name."""
         name = _name(header)
-        if name == "localhost" or is_loopback(name) or name == self.host.lower():
-            return True
-        return self.everywhere and (
-            _is_address(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower())
-        )
+        return is_loopback(name) or name in self.names or (self.everywhere and _is_address(name))
 
 
 class Rate:

@@ -93,6 +93,8 @@ def serve(listening: Listening, run: RunView | None = None, *, open_browser: boo
         date_header=False,
         proxy_headers=False,
         ws="none",
+        # The one that knows `h11_max_incomplete_event_size`.
+        http="h11",
         limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=LONGEST_HEADER,
         timeout_graceful_shutdown=GOODBYE_S,

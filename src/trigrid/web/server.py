@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -41,7 +42,8 @@ ABOUT = (
     "Every question of the planner: the same Python as `trigrid plan`. A body that makes no sense is refused with 422 "
     "and every problem of it; an illegal layout is answered with its problems and the way back."
 )
-Asker = Annotated[str, Header(alias="X-Page", max_length=64, description="Any word by which the page is known.")]
+ASKER = "Any word by which the page is known, whose newer slow question ends its older one."
+Asker = Annotated[str, Header(alias="X-Page", max_length=64, description=ASKER)]
 
 
 class Answering:
@@ -56,10 +58,14 @@ class Answering:
         """The reply; None where a newer question of the same page came. Raises Overrun and Busy."""
         if not question.slow:
             return await self.quick.ask(question.name, body)
-        task = asyncio.create_task(self.latest.ask(asker, question.name, body))
-        while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
-            if await request.is_disconnected():
-                task.cancel()
+        # Who says no name is no page, whose questions would end each other.
+        task = asyncio.create_task(self.latest.ask(asker or secrets.token_hex(8), question.name, body))
+        try:
+            while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+                if await request.is_disconnected():
+                    task.cancel()
+        finally:
+            task.cancel()
         with suppress(asyncio.CancelledError):
             return await task
         return None

@@ -52,7 +52,7 @@ class Worker:
     async def _reply(self, name: str, body: bytes, seconds: float) -> Reply:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "trigrid.web.worker", stdin=PIPE, stdout=PIPE, limit=LARGEST_REPLY
+                sys.executable, "-P", "-m", "trigrid.web.worker", stdin=PIPE, stdout=PIPE, limit=LARGEST_REPLY
             )
         process = self._process
         assert process.stdin

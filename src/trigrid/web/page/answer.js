@@ -1,6 +1,6 @@
 // The answer: the verdict in colour and words, the figures that matter, and what is not legal with its way out.
 
-import { byId, each, make, put, say } from "./dom.js";
+import { byId, each, make, put, replace, say } from "./dom.js";
 import { written } from "./dial.js";
 import { big, count, figure, percent, seconds } from "./format.js";
 import { explainable } from "./explain.js";
@@ -69,7 +69,7 @@ function showTile(tile, spec, answer) {
 function showProblems(problems) {
   const box = byId("problems");
   put(box, "hidden", problems.length === 0);
-  box.replaceChildren(...problems.map((problem) =>
+  replace(box, ...problems.map((problem) =>
     make("p", {}, make("b", {}, `${problem.key} ${written(problem.value)}: `), problem.reason, ...ways(problem))));
 }
 

@@ -1,7 +1,7 @@
 // What lies beside the layout on the dials: each knob one notch, and the nearest layouts that fit.
 
 import { kindOf, signed } from "./answer.js";
-import { byId, draw, make, put, say } from "./dom.js";
+import { byId, draw, make, put, replace, say } from "./dom.js";
 import { change, gib, seconds, sentence } from "./format.js";
 import { leap } from "./state.js";
 import { fillTable } from "./table.js";
@@ -48,7 +48,7 @@ export function showFitting(answer) {
   const known = new Set(changes.map((change) => change.words));
   const nearest = answer.nearest && !known.has(answer.nearest.words) ? [{ what: "with all knobs open", ...answer.nearest }] : [];
   const ways = [...changes, ...nearest];
-  byId("fitting-list").replaceChildren(...ways.map((way) =>
+  replace(byId("fitting-list"), ...ways.map((way) =>
     make("li", {}, make("span", {}, make("b", {}, way.what), make("br"), make("small", {}, way.words)), make("small", {}, `${seconds(way.step_s)}, ${gib(way.total_bytes)}`),
       make("button", { type: "button", class: "quiet", "aria-label": `Load the layout ${way.what}`, on: { click: () => leap(way.state) } }, "Load"))));
   put(byId("fitting-list"), "hidden", ways.length === 0);

@@ -73,7 +73,7 @@ function busy(words, chosen) {
 byId("find").addEventListener("click", () => {
   if (byId("find").hasAttribute("data-busy")) {
     stop("best");
-    say(byId("finding"), "The search was ended.");
+    for (const id of ["finding", "choice-say"]) say(byId(id), "The search was ended.");
   } else search(true);
 });
 

@@ -1,6 +1,6 @@
 // A picture of the cluster: which axis runs on which network, and what a broken golden rule costs.
 
-import { byId, draw, each, make, put, say } from "./dom.js";
+import { byId, draw, each, make, put, replace, say } from "./dom.js";
 import { bandwidth, count, gb, percent, seconds } from "./format.js";
 import { leap } from "./state.js";
 import { fillTable, tableOf } from "./table.js";
@@ -42,7 +42,7 @@ function picture() {
     const y = ROWS[tier.name];
     if (y === undefined) continue;
     const where = tier.name === "NVLINK" ? NODE_TOP + 44 : y;
-    shapes.push(draw("text", { x: 0, y: where - 4, class: "tier" }, tier.label), draw("text", { x: 0, y: where + 12, class: "speed" }, `${bandwidth(tier.bandwidth_Bps)} a GPU`));
+    shapes.push(draw("text", { x: 0, y: where - 4, class: "tier" }, tier.label), draw("text", { x: 0, y: where + 12, class: "speed" }, `${bandwidth(tier)} a GPU`));
   }
   const on = (name) => answer.axes.filter((axis) => axis.tier === name && axis.axis !== "zero");
   for (const { from, to, mine } of spans) {
@@ -114,7 +114,7 @@ function showRule(item, rule) {
   put(item, "data-holds", rule.holds ? "yes" : "no");
   const share = rule.cost_share ? ` (${percent(Math.abs(rule.cost_share))} of it)` : "";
   const cost = rule.holds || rule.cost_s === null ? "" : `costs ${seconds(rule.cost_s)} a step${share}`;
-  item.replaceChildren(make("b", {}, `${rule.holds ? "✓" : "✕"} ${rule.title}`), make("span", {}, rule.words), make("em", {}, cost),
+  replace(item, make("b", {}, `${rule.holds ? "✓" : "✕"} ${rule.title}`), make("span", {}, rule.words), make("em", {}, cost),
     ...(rule.state ? [make("button", { type: "button", class: "quiet", on: { click: () => leap(rule.state) } }, rule.holds ? "See it broken" : "Mend")] : []));
 }
 

@@ -58,5 +58,13 @@ export function each(parent, items, create, update) {
   items.forEach((item, index) => update(parent.children[index], item, index));
 }
 
+/** Replaces the children. A button among them that had the focus gives it to the one in its place, else to the answer. */
+export function replace(parent, ...children) {
+  const buttons = () => [...parent.querySelectorAll("button")];
+  const focused = buttons().indexOf(document.activeElement);
+  parent.replaceChildren(...children);
+  if (focused >= 0) (buttons()[focused] ?? byId("answer")).focus({ preventScroll: true });
+}
+
 /** Whether the reader asked for less movement. */
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -55,6 +55,8 @@ function show(answer) {
     make("table", {}, make("caption", { class: "off-screen" }, "Inputs"), make("tbody", {}, ...rows)),
     make("p", { class: "source" }, `Source: ${answer.source}`));
   place();
+  // The box has no focus of its own: who came by the keys hears it.
+  if (anchor === document.activeElement) say(byId("aloud"), `${byId("explain-title").textContent}. ${answer.formula}. Source: ${answer.source}`);
 }
 
 function refuse(name, error) {

@@ -58,8 +58,8 @@ export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 /** A change with its sign. */
 export const change = (share) => `${share > 0 ? "+" : share < 0 ? "−" : "±"}${(Math.abs(share) * 100).toFixed(1)} %`;
 
-/** Gb/s for NICs, GB/s for NVLink and up. */
-export const bandwidth = (Bps) => (Bps >= 100e9 ? `${short(Bps / 1e9)} GB/s` : `${short((Bps * 8) / 1e9)} Gb/s`);
+/** GB/s for NVLink, Gb/s for NICs and what is above them. */
+export const bandwidth = ({ name, bandwidth_Bps }) => (name === "NVLINK" ? `${short(bandwidth_Bps / 1e9)} GB/s` : `${short((bandwidth_Bps * 8) / 1e9)} Gb/s`);
 
 /** A value with its unit, as figures carry it. */
 export function figure({ value, unit }) {

@@ -111,6 +111,8 @@ canvas.addEventListener("pointerup", (event) => {
   }
   dragged = null;
 });
+// The browser has taken the touch to scroll with.
+canvas.addEventListener("pointercancel", () => (dragged = null));
 canvas.addEventListener("pointerleave", () => {
   view.hover = null;
   tellRank();
@@ -164,13 +166,13 @@ function play() {
   if (playing) return stopPlaying();
   put(byId("play"), "aria-pressed", "true");
   say(byId("play"), "Stop");
-  const quick = still() ? 0.5 : 0;
+  const few = still();
   const start = performance.now();
   const first = view.from;
   const frame = (time) => {
     const done = Math.min(1, (time - start) / 1000 / PLAY_S);
     // With less movement the cursor goes in a few steps, not smoothly.
-    const share = quick ? Math.floor(done * 16) / 16 : done;
+    const share = few ? Math.floor(done * 16) / 16 : done;
     view.cursor = (first + (view.to - first) * share) * timeline.pipeline_s;
     const index = actionAt(timeline.rows[view.rank], view.cursor);
     const busy = timeline.rows.filter((row) => actionAt(row, view.cursor) !== null).length;

@@ -39,7 +39,10 @@ let linking = 0;
 let query = "";
 
 async function showAnswerOf(name, show) {
-  show(await ask(name, { state: now() }));
+  const state = now();
+  const answer = await ask(name, { state });
+  // Dials that have been turned meanwhile ask again.
+  if (state === now()) show(answer);
 }
 
 /** Asks for the plan of the state as it is and draws it. */
@@ -57,7 +60,7 @@ async function answerNow() {
   if (answer.plan) {
     showMemory(answer);
     showSplit(answer);
-    showNotes(answer.plan);
+    showNotes(answer);
     showWall(answer);
     standHere(answer);
   }
@@ -85,10 +88,11 @@ function keepAddress() {
   history.pushState(null, "", location.href);
 }
 
-function showNotes(plan) {
+function showNotes({ plan, assumed, words }) {
   byId("warnings").replaceChildren(...(plan.warnings.length ? plan.warnings : [{ code: "none", message: "Nothing: no golden rule is broken and no traffic is multiplied." }])
     .map((note) => make("li", { "data-code": note.code }, note.message)));
-  byId("assumptions").replaceChildren(...plan.assumptions.map((text) => make("li", {}, text)));
+  const known = [...assumed, ...plan.assumptions, `training: ${words.training}`, `goodput: ${words.goodput}`];
+  byId("assumptions").replaceChildren(...known.map((text) => make("li", {}, text)));
 }
 
 function trouble(error) {
@@ -129,7 +133,13 @@ function watchPanels() {
   for (const [name] of PANELS) watcher.observe(byId(name));
 }
 
-/** The state that the address holds; else that of the catalogue's default. */
+/** Loads the state that the address holds; else that of the catalogue's default. */
+async function loadAddress(fallback) {
+  const state = await stateOfAddress(fallback);
+  if (state) load(state);
+}
+
+/** The same state; null where the address has changed again. */
 async function stateOfAddress(fallback) {
   put(byId("link-trouble"), "hidden", true);
   const query = location.hash.slice(1);
@@ -137,6 +147,7 @@ async function stateOfAddress(fallback) {
   try {
     return (await ask("link", { query })).state;
   } catch (error) {
+    if (error instanceof Superseded) return null;
     const why = error.problems ? error.problems.map((p) => `${p.key} ${p.value}: ${p.reason}`).join("; ") : error.message;
     say(byId("link-trouble"), `The link cannot be read: ${why}. This is the planner's own first layout.`);
     put(byId("link-trouble"), "hidden", null);
@@ -155,14 +166,14 @@ async function start() {
   });
   watchPanels();
   byId("unlock").addEventListener("click", unlockAll);
-  addEventListener("hashchange", async () => {
+  addEventListener("hashchange", () => {
     // A jump to a part of the page is no state.
-    if (!location.hash.includes("=")) return writeAddress();
-    load(await stateOfAddress(catalogue.default));
+    if (location.hash.includes("=")) loadAddress(catalogue.default);
+    else writeAddress();
   });
   byId("dials").addEventListener("submit", (event) => event.preventDefault());
   if (matchMedia("(max-width: 760px)").matches) for (const group of document.querySelectorAll("details.group")) group.open = false;
-  load(await stateOfAddress(catalogue.default));
+  await loadAddress(catalogue.default);
   if (catalogue.run) import("./run.js").then(({ openRun }) => openRun(catalogue.run)).catch(trouble);
   ask("presets", {}).then(showPresets).catch((error) => say(byId("presets-say"), error.message));
 }

@@ -56,8 +56,8 @@ export function showMemory(next) {
   put(text, "text-anchor", "end");
   say(text, `ceiling ${gib(ceiling_bytes)}`);
   const worst = stages[fullest];
-  const of = stages.length > 1 ? `Stage ${worst.stage} is the fullest` : "A GPU";
-  say(byId("memory-say"), `${signed(worst.verdict)}: ${of.toLowerCase() === "a gpu" ? "a GPU holds" : `${of},`} ${gib(worst.total_bytes)} ± ${gib(worst.margin_bytes)} of ${gib(ceiling_bytes)}.`);
+  const who = stages.length > 1 ? `Stage ${worst.stage} is the fullest,` : "a GPU holds";
+  say(byId("memory-say"), `${signed(worst.verdict)}: ${who} ${gib(worst.total_bytes)} ± ${gib(worst.margin_bytes)} of ${gib(ceiling_bytes)}.`);
   put(byId("memory-say"), "data-kind", kindOf(worst.verdict));
   showLegend();
   refreshTable();

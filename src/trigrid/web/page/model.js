@@ -7,13 +7,14 @@ import { choose, now } from "./state.js";
 const MOST_BYTES = 64 * 1024;
 const parts = {};
 
-/** Builds the fieldset. @param {{models: {name: string, family?: string, parameters: number}[]}} catalogue */
+/** Builds the fieldset. @param {{models: {name: string, family: string, parameters: number}[]}} catalogue */
 export function makeModel(catalogue) {
-  const families = Map.groupBy ? Map.groupBy(catalogue.models, (m) => m.family ?? "") : grouped(catalogue.models);
+  const families = new Map();
+  for (const m of catalogue.models) families.set(m.family, [...(families.get(m.family) ?? []), m]);
   const option = (m) => make("option", { value: m.name }, `${m.name} · ${big(m.parameters)}`);
   parts.select = make("select", { id: "model-name", on: { change: () => chosen(parts.select.value) } });
   for (const [family, models] of families) {
-    parts.select.append(family ? make("optgroup", { label: family }, ...models.map(option)) : make("optgroup", { label: "models" }, ...models.map(option)));
+    parts.select.append(make("optgroup", { label: family }, ...models.map(option)));
   }
   parts.other = make("option", { value: "", hidden: true }, "own");
   parts.select.append(parts.other);
@@ -34,7 +35,7 @@ export function makeModel(catalogue) {
 /** @param {{words?: string}} shape what the planner made of the state's model */
 export function showModel(shape) {
   const { model, params, config } = now();
-  const name = model ?? (config ? `config.json${shape?.name ? ` (${shape.name})` : ""}` : `${params} parameters`);
+  const name = model ?? (config ? `config.json${shape?.name ? ` (${shape.name})` : ""}` : params ? `${params} parameters` : "none yet");
   const listed = Boolean(model) && [...parts.select.options].some((option) => option.value === model);
   if (listed && parts.select.value !== model) parts.select.value = model;
   if (!listed) {
@@ -42,14 +43,16 @@ export function showModel(shape) {
     put(parts.other, "hidden", null);
     parts.other.selected = true;
   } else put(parts.other, "hidden", true);
-  if (document.activeElement !== parts.size) parts.size.value = params ? String(params).replace(/b$/i, "") : "";
+  if (document.activeElement !== parts.size) parts.size.value = params ? billions(params) : "";
   say(parts.shape, shape?.words ?? "");
 }
 
-function grouped(models) {
-  const found = new Map();
-  for (const m of models) found.set(m.family ?? "", [...(found.get(m.family ?? "") ?? []), m]);
-  return found;
+const SUFFIXES = { "": 1e-9, M: 1e-3, B: 1, T: 1e3 };
+
+/** A size as the entry counts it: 1T is 1000 there. */
+function billions(params) {
+  const [, number, suffix] = /^([\d.]+(?:e\d+)?)([MBT]?)$/i.exec(params) ?? [];
+  return number ? String(Number((number * SUFFIXES[suffix.toUpperCase()]).toPrecision(12))) : params;
 }
 
 function chosen(name) {

@@ -8,10 +8,10 @@ export const CATEGORIES = [
   ["optimizer", "optimizer moments"],
   ["activations", "activations"],
   ["logits", "logits"],
-  ["transients", "a block's transients"],
+  ["transients", "transients of a block"],
   ["buffers", "receive buffers"],
-  ["workspace", "kernels' workspace"],
-  ["allocator", "reserved, not used"],
+  ["workspace", "kernel workspace"],
+  ["allocator", "reserved, not allocated"],
   ["runtime", "context and communicators"],
 ];
 

@@ -1,7 +1,7 @@
 // Panels of a run: memory and time of its stages beside the plan, ranks that hold up others, where the time went.
 
 import { each, make, put, say } from "./dom.js";
-import { count, gib, percent, seconds, short } from "./format.js";
+import { count, gib, percent, seconds, sentence, short } from "./format.js";
 import { fillTable } from "./table.js";
 
 /** A section with a title, a line of words and a body. */
@@ -111,7 +111,7 @@ export function makeGoodput() {
     say(made.say, `${percent(account.productive_share)} of ${seconds(account.wall_s)} went into steps that count; ${count(account.launches)} launched, ${count(account.failures.length)} failed, ${count(account.checkpoints)} complete checkpoints.`);
     const rows = Object.entries(account.seconds).filter(([cause, value]) => value > 0 || cause === "productive");
     bars(list, rows.map(([cause, value]) => ({ name: cause, value, text: seconds(value), look: cause === "productive" ? "look-good" : "look-c", title: causes[cause] })));
-    say(advice, `${account.advice[0].toUpperCase()}${account.advice.slice(1)}.`);
+    say(advice, sentence(account.advice));
     const lines = account.failures.map((failure, i) => [String(i + 1), seconds(failure.time_s - account.begin_s), known(failure.rank, count), known(failure.detected_s, seconds), known(failure.lost_steps, count), failure.reason]);
     fillTable(table, "Failures", ["Failure", "after", "rank", "known after", "steps lost", "what"], lines);
   };

@@ -9,11 +9,13 @@ import { fillTable, tableOf } from "./table.js";
 
 const OPEN_MS = 2000, OVER_MS = 15000, SLOW_MS = 10000;
 const LATEST = 20;
+/** Records that are kept; with more the whole run is asked for again, of which the server tells every n-th. */
+const MOST_ROWS = 5000;
 const KINDS = { ended: "safe", stopped: "tight", failed: "over", killed: "over" };
 
 /** Opens the view of the run `name`. */
 export async function openRun(name) {
-  const run = { name, facts: await get(""), cursor: "", rows: [], validation: [], columns: {}, progress: null, same: false };
+  const run = { name, facts: await get(""), cursor: "", rows: [], every: 1, validation: [], columns: {}, progress: null, same: false };
   document.head.append(make("link", { rel: "stylesheet", href: "run.css" }));
   const view = layout(run);
   byId("planner").before(view.main);
@@ -84,7 +86,7 @@ function follow(run, view) {
     timer = 0;
     try {
       const before = run.progress?.last?.step;
-      take(run, await get(`/progress?since=${run.cursor}`));
+      take(run, await get(`/progress?since=${run.rows.length > MOST_ROWS ? "" : run.cursor}`));
       show(run, view);
       if (performance.now() >= slowDue && (slowDue === 0 || before !== run.progress.last?.step || over(run))) {
         slowDue = performance.now() + SLOW_MS;
@@ -117,7 +119,8 @@ const over = (run) => Boolean(run.progress && run.progress.state in KINDS);
 
 /** Takes new rows in: they stand for all from the first of their steps on. */
 function take(run, progress) {
-  if (progress.fresh) Object.assign(run, { rows: [], validation: [] });
+  if (progress.fresh) Object.assign(run, { rows: [], validation: [], every: 1 });
+  run.every = Math.max(run.every, progress.every);
   run.cursor = progress.cursor;
   run.progress = progress;
   run.columns = Object.fromEntries(progress.columns.map((name, i) => [name, i]));
@@ -150,7 +153,7 @@ function show(run, view) {
     { name: "training", kind: "line", look: "look-a", points: loss },
     { name: "held-out", kind: "dots", look: "look-b", points: run.validation.filter((row) => typeof row[1] === "number") },
   ], steps);
-  const every = run.progress.every > 1 ? ` One of ${run.progress.every} records is drawn.` : "";
+  const every = run.every > 1 ? ` Of older records one of ${run.every} is drawn.` : "";
   say(view.loss.say, last ? `${short(loss[0]?.[1] ?? NaN)} at first, ${last.loss === null ? "not finite" : last.loss.toFixed(4)} now.${every}` : "No step is recorded yet.");
   const plan = run.facts.plan.throughput;
   const planned = (value) => (run.same ? [{ name: "planned", kind: "level", look: "look-c", points: [[0, value]] }] : []);
@@ -165,7 +168,9 @@ function show(run, view) {
   say(view.mfu.say, facts ? `Of ${short(facts.matmul_flops_per_s / 1e12)} TFLOP/s that matrix products reached at the start on ${count(facts.world)} × ${facts.device}.` : "");
   each(view.list, [...events].reverse(), () => make("li", {}, make("time"), make("span")), (item, event) => {
     put(item, "data-weight", event.weight);
-    say(item.firstElementChild, new Date(event.time_s * 1000).toLocaleTimeString([], { hour12: false }));
+    const at = new Date(event.time_s * 1000);
+    say(item.firstElementChild, at.toLocaleTimeString([], { hour12: false }));
+    put(item.firstElementChild, "title", at.toLocaleString());
     say(item.lastElementChild, event.words);
   });
   view.refreshTable();
@@ -180,7 +185,7 @@ function tiles(run) {
   if (!last) return [["Step", `0 of ${count(run.facts.steps)}`, age_s === null ? "nothing is written yet" : ""]];
   return [
     ["Step", count(last.step), `of ${count(run.facts.steps)}`],
-    ["Loss", last.loss === null ? "not finite" : last.loss.toFixed(4), held ? `held-out ${held[1]?.toFixed(4)} at ${count(held[0])}` : `norm ${short(last.gradient_norm ?? NaN)}`],
+    ["Loss", last.loss === null ? "not finite" : last.loss.toFixed(4), held ? `held-out ${held[1] === null ? "not finite" : held[1].toFixed(4)} at ${count(held[0])}` : `norm ${short(last.gradient_norm ?? NaN)}`],
     ["Tokens/s", big(last.tokens_per_s), `planned ${big(plan.throughput.tokens_per_s)}`],
     ["MFU", percent(last.mfu_full), `planned ${percent(plan.throughput.mfu_full_attention)}`],
     ["Step time", seconds(last.step_s), `planned ${seconds(step.best)}`],

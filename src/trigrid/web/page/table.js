@@ -1,6 +1,6 @@
 // The table beside a chart, filled only while it is open.
 
-import { each, make, put, say } from "./dom.js";
+import { each, make, put, replace, say } from "./dom.js";
 
 /**
  * Fills `box` with a table; numbers are set to the right.
@@ -20,7 +20,7 @@ export function fillTable(box, caption, head, rows) {
   each(body, rows, () => make("tr"), (row, cells) => {
     while (row.children.length > cells.length) row.lastElementChild.remove();
     while (row.children.length < cells.length) row.append(row.children.length ? make("td") : make("th", { scope: "row" }));
-    cells.forEach((cell, i) => (typeof cell === "string" ? say(row.children[i], cell) : row.children[i].replaceChildren(cell)));
+    cells.forEach((cell, i) => (typeof cell === "string" ? say(row.children[i], cell) : replace(row.children[i], cell)));
   });
 }
 

@@ -1,6 +1,6 @@
 // Take away: the link, the command line, files, and flags for other trainers.
 
-import { ask, Refusal } from "./ask.js";
+import { ask, Refusal, Superseded } from "./ask.js";
 import { byId, make, say } from "./dom.js";
 import { now } from "./state.js";
 
@@ -27,10 +27,14 @@ async function download(name) {
   try {
     const answer = await ask(name, { state: now() }, `take ${name}`);
     save(new Blob([answer.text], { type: answer.type }), answer.name);
+    byId("flags").replaceChildren(...listed(answer.notes));
+    byId("flags").hidden = answer.notes.length === 0;
   } catch (error) {
     tell(error);
   }
 }
+
+const listed = (notes) => (notes.length ? [make("ul", { class: "plain" }, ...notes.map((note) => make("li", {}, note)))] : []);
 
 function save(blob, name) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
@@ -46,7 +50,7 @@ async function showFlags(target, label) {
     const keep = make("button", { type: "button", on: { click: () => save(new Blob([text], { type: answer.type }), answer.name) } }, "Download");
     byId("flags").replaceChildren(
       make("h3", {}, `Flags for ${label}`), make("pre", { tabindex: "0" }, text), make("div", { class: "tools" }, button, keep),
-      ...(notes.length ? [make("ul", { class: "plain" }, ...notes.map((note) => make("li", {}, note)))] : []));
+      ...listed(notes));
     byId("flags").hidden = false;
   } catch (error) {
     tell(error);
@@ -54,12 +58,13 @@ async function showFlags(target, label) {
 }
 
 function tell(error) {
+  if (error instanceof Superseded) return;
   byId("flags").replaceChildren(make("p", { class: "problems" }, error instanceof Refusal ? error.problems.map((p) => `${p.key}: ${p.reason}`).join("; ") : error.message));
   byId("flags").hidden = false;
 }
 
 async function copy(text, button) {
-  const before = button.textContent;
+  button.dataset.label ??= button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     say(button, "Copied");
@@ -67,5 +72,5 @@ async function copy(text, button) {
     // Without the right to the clipboard the text can still be taken by hand.
     prompt("Copy:", text);
   }
-  setTimeout(() => say(button, before), 1500);
+  setTimeout(() => say(button, button.dataset.label), 1500);
 }

@@ -55,6 +55,17 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
+def written(value: object) -> str:
+    """The value of a key as people write it; empty for none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
 def plain(value: Any) -> Any:
     """Dataclasses as dictionaries, within lists and dictionaries too; everything else as it is."""
     kind: Any = type(value)

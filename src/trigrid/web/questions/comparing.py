@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from math import inf, isfinite
 from typing import Any, Literal
 
 from trigrid.errors import Problem, Refused
 from trigrid.plan.figures import figures
 from trigrid.report.units import figures as digits
-from trigrid.report.units import gib, seconds
-from trigrid.spec.job import Job
+from trigrid.report.units import gib, scaled, seconds
+from trigrid.web.questions.answers import written
 from trigrid.web.questions.dials import DIALS
 from trigrid.web.questions.draft import Draft, draft
 from trigrid.web.questions.labels import label
@@ -106,25 +108,27 @@ def _differences(a: Draft, b: Draft) -> list[Difference]:
     labels = {dial.key: dial.label for dial in DIALS}
     ours, theirs = _said(a), _said(b)
     return [
-        Difference(key, labels.get(key, key), str(ours.get(key, "")), str(theirs.get(key, "")))
+        Difference(key, labels.get(key, key), written(ours.get(key)), written(theirs.get(key)))
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key)
     ]
 
 
 def _said(drafted: Draft) -> dict[str, Any]:
-    state, job = drafted.state, drafted.job
+    state = drafted.state
     own = {"gpus": drafted.gpus, "software": state.software, "policy": drafted.software.policy.name}
-    own |= {"expandable_segments": state.expandable_segments, "tokens": drafted.tokens}
-    return {
-        **own,
-        **{f"{table.name}.{name}": value for table in fields(Job) for name, value in _inner(job, table.name)},
-    }
+    own |= {"expandable_segments": state.expandable_segments, "tokens": scaled(drafted.tokens)}
+    return {**own, **dict(_keys(drafted.job))}
 
 
-def _inner(job: Job, table: str) -> list[tuple[str, Any]]:
-    inner = getattr(job, table)
-    return [(field.name, getattr(inner, field.name)) for field in fields(inner)]
+def _keys(table: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of a job, or of a table in it, and their values."""
+    for field in fields(table):
+        value = getattr(table, field.name)
+        if is_dataclass(value):
+            yield from _keys(value, f"{before}{field.name}.")
+        else:
+            yield f"{before}{field.name}", value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +180,8 @@ def measured(asked: MeasuredInput) -> Measured:
     if asked.value < 0:
         raise Refused([Problem("value", asked.value, "must not be negative", (0,))])
     planned, unit = known[asked.figure]
-    error = planned / asked.value - 1 if asked.value else None
+    ratio = planned / asked.value if asked.value else inf
+    error = ratio - 1 if isfinite(ratio) else None
     kind, margin = asked.figure.partition(".")[0], None
     if kind == "memory":
         margin = plan.machine.values["interval.memory"]

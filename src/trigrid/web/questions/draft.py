@@ -24,7 +24,7 @@ from trigrid.spec.batch import NOT_GIVEN
 from trigrid.spec.gpu import load_gpu
 from trigrid.spec.job import Job
 from trigrid.spec.rules import check_layout, check_singly, check_together
-from trigrid.web.questions.limits import too_large
+from trigrid.web.questions.limits import MOST_TOKENS, too_large, too_long
 from trigrid.web.questions.state import State, Value, model_of
 
 FILES = (("model", "config"), ("parallel", "schedule_file"), ("cluster", "calibration"))
@@ -136,6 +136,8 @@ def broken(job: Job, gpus: int) -> list[Problem]:
 def _given(state: State) -> tuple[Given, Table, tuple[str, ...]]:
     """The state's tables with what a plan needs besides, the model's alone, and what was assumed."""
     spec, base = model_of(state)
+    if long := tuple(too_long(state.values)):
+        raise Refused(long)
     tree = _nested(state.values)
     for section, name in FILES:
         inner = tree.get(section)
@@ -220,7 +222,11 @@ def _software(job: Job, state: State, problems: list[Problem]) -> Software:
 
 def _tokens(text: str, problems: list[Problem]) -> float:
     try:
-        return read_size(text, "tokens")
+        tokens = read_size(text, "tokens")
     except Refused as refused:
         problems += refused.problems
         return TOKENS
+    if tokens > MOST_TOKENS:
+        problems.append(Problem("tokens", text, f"are more than the {MOST_TOKENS:g} that this page plans"))
+        return TOKENS
+    return tokens

@@ -1,4 +1,4 @@
-"""`explain`, `measured` and `compare`: single figures and what they are made of."""
+"""`explain`: a figure and what it is made of."""
 
 from __future__ import annotations
 

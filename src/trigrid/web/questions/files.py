@@ -1,4 +1,4 @@
-"""`job`, `trace` and `export`: a state as files."""
+"""`job`, `json`, `trace` and `export`: a state as files."""
 
 from __future__ import annotations
 

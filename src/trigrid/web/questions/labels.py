@@ -36,10 +36,10 @@ LABELS = {
     "memory.optimizer": "Optimizer moments",
     "memory.activations": "Activations",
     "memory.logits": "Logits",
-    "memory.transients": "Working memory",
-    "memory.buffers": "Message buffers",
-    "memory.workspace": "Workspace of products",
-    "memory.allocator": "Allocator: reserved, not allocated",
+    "memory.transients": "Transients of a block",
+    "memory.buffers": "Receive buffers",
+    "memory.workspace": "Kernel workspace",
+    "memory.allocator": "Reserved, not allocated",
     "memory.runtime": "Context and communicators",
 }
 AXES = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "pipeline", "zero": "ZeRO"}

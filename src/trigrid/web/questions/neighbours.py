@@ -14,6 +14,7 @@ from trigrid.plan.space import KNOBS
 from trigrid.report.plan import headline
 from trigrid.report.units import gib, seconds
 from trigrid.spec.job import Job
+from trigrid.web.questions.answers import written
 from trigrid.web.questions.catalogue import PolicyBytes, policy_bytes
 from trigrid.web.questions.dials import DIALS
 from trigrid.web.questions.draft import Draft, draft, knob_key
@@ -99,7 +100,7 @@ def sensitivity(asked: SensitivityInput) -> Sensitivity:
 def _notch(state: State, job: Job, around: Around, move: Move) -> Notch:
     key, here = SURROUNDINGS[move.knob], around.here
     label = next((dial.label for dial in DIALS if dial.key == key), key)
-    before = _shown(get(job, key))
+    before = written(get(job, key))
     if move.knob in ("gather", "reduce") and before == "auto":
         before = ""
     if move.price is None:
@@ -114,18 +115,6 @@ def _notch(state: State, job: Job, around: Around, move: Move) -> Notch:
         moved = with_value(state, key, value_of(tuple(key.split(".")), move.value))
     words = f"{label} {move.value}: step {seconds(step_s)} ({change:+.1%}), {gib(total)} GiB ({gib(more)}), {verdict}"
     return Notch(key, label, before, move.value, True, "", moved, step_s, change, total, more, verdict, words)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return (
-        ",".join(map(str, value))
-        if isinstance(value, tuple)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

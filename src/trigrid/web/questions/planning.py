@@ -264,7 +264,7 @@ def _stages(made: Plan) -> list[Stage]:
     before = [sum(split[:stage]) for stage in range(len(split))]
     found = []
     for rank, held in enumerate(memory.held(setup)):
-        blocks = [f"{before[s]}–{before[s] + split[s] - 1}" for s in held.stages if split[s]]
+        blocks = [_span(before[s], before[s] + split[s] - 1) for s in held.stages if split[s]]
         layers = [f"layers {', '.join(blocks)}"] if blocks else []
         words = ", ".join([*(["embedding"] if held.first else []), *layers, *(["head"] if held.last else [])])
         units = []
@@ -274,6 +274,10 @@ def _stages(made: Plan) -> list[Stage]:
         moment = MOMENTS[made.stages[rank].memory.use.moment]
         found.append(Stage(rank, held.layers, words, moment, units))
     return found
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
 
 
 def _parts(made: Plan) -> list[Part]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trigrid.errors import Problem, Refused
 from trigrid.plan.simulate import Simulation, simulate
 from trigrid.report.units import seconds
+from trigrid.schedule import Timeline
 from trigrid.web.questions.draft import Draft, draft
 from trigrid.web.questions.limits import COMMAND, MOST_SPANS, spans
 from trigrid.web.questions.state import State
@@ -88,13 +89,9 @@ def played(drafted: Draft) -> Simulation:
     return simulate(job, software)
 
 
-def timeline(asked: TimelineInput) -> TimelineAnswer:
-    """The played step of a state."""
-    drafted = draft(asked.state)
-    made = played(drafted)
-    line, placement = made.timeline, made.schedule.placement
-    ranks = range(len(line.busy_s))
-    rows = [Row([], [], [], [], []) for _ in ranks]
+def rows_of(line: Timeline) -> list[Row]:
+    """What each pipeline rank does."""
+    rows = [Row([], [], [], [], []) for _ in line.busy_s]
     for rank, (kind, stage, m), start_s, end_s in line.spans:
         row = rows[rank]
         row.start_s.append(start_s)
@@ -102,6 +99,16 @@ def timeline(asked: TimelineInput) -> TimelineAnswer:
         row.kind.append(str(kind))
         row.stage.append(stage)
         row.microbatch.append(m)
+    return rows
+
+
+def timeline(asked: TimelineInput) -> TimelineAnswer:
+    """The played step of a state."""
+    drafted = draft(asked.state)
+    made = played(drafted)
+    line, placement = made.timeline, made.schedule.placement
+    ranks = range(len(line.busy_s))
+    rows = rows_of(line)
     state = made.stages.state_bytes
     return TimelineAnswer(
         ranks=len(rows),

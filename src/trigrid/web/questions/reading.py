@@ -15,6 +15,9 @@ from trigrid.errors import Problem, Refused
 from trigrid.job.sources import shown
 
 T = TypeVar("T")
+DEEP = "nested too deeply"
+DEEPEST, MOST_INNER, LONGEST_NAME = 64, 4096, 256
+"""Of a body: levels, elements of an array or an object, and characters of a key."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", dict: "an object"}
 Report = Callable[[str, object, str, tuple[object, ...]], Any]
 """Told key, value, reason and legal values of a problem; gives None, in place of a value."""
@@ -23,7 +26,8 @@ _hints = cache(get_type_hints)
 
 
 def parse(text: bytes | str) -> object:
-    """The value that JSON `text` is. Raises Refused for what is none, as for numbers that JSON does not have."""
+    """The value that JSON `text` is. Raises Refused for what is none, as for numbers that JSON does not have and text
+    that UTF-8 does not have, and for what is larger than a question ever is."""
 
     def finite(word: str) -> float:
         if not isfinite(value := float(word)):
@@ -31,10 +35,29 @@ def parse(text: bytes | str) -> object:
         return value
 
     try:
-        return json.loads(text, parse_constant=finite, parse_float=finite)
+        found: object = json.loads(text, parse_constant=finite, parse_float=finite)
+        reason = _too_large(found)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else f"not JSON: {error}"
-        raise Refused([Problem("body", "(the request)", reason)]) from None
+        reason = DEEP if isinstance(error, RecursionError) else f"not JSON: {error}"
+    if reason:
+        raise Refused([Problem("body", "(the request)", reason)])
+    return found
+
+
+def _too_large(value: object, levels: int = DEEPEST) -> str:
+    """Why `value` is larger than a question ever is; empty where it is not. Raises ValueError for a lone surrogate."""
+    if isinstance(value, str):
+        value.encode()
+    if not isinstance(value, dict | list):
+        return ""
+    if not levels:
+        return DEEP
+    if len(value) > MOST_INNER:
+        return f"holds an array or object of {len(value):,} elements, more than {MOST_INNER:,}"
+    if isinstance(value, dict) and any(len(name) > LONGEST_NAME for name in value):
+        return f"holds a key of more than {LONGEST_NAME} characters"
+    inner = (*value, *value.values()) if isinstance(value, dict) else value
+    return next(filter(None, (_too_large(one, levels - 1) for one in inner)), "")
 
 
 def read(table: type[T], given: object, key: str = "body") -> T:

@@ -13,6 +13,8 @@ from trigrid.report.log import SLOW
 from trigrid.report.timelines import Comparison
 from trigrid.schedule import Timeline
 from trigrid.schedule.recorded import Recorded
+from trigrid.web.questions.answers import plain
+from trigrid.web.questions.playing import rows_of
 
 Held = Mapping[int, Sequence[tuple[float, int]]]
 """By rank of the world (second, bytes from then on)."""
@@ -20,17 +22,12 @@ Held = Mapping[int, Sequence[tuple[float, int]]]
 
 def lanes(timeline: Timeline, memory: Sequence[Sequence[tuple[float, int]]], ceiling_bytes: int) -> dict[str, Any]:
     """A lane of actions for each pipeline rank, in columns, and the bytes it holds over time."""
-    rows = [dict[str, list[Any]](start_s=[], end_s=[], kind=[], stage=[], microbatch=[]) for _ in timeline.busy_s]
-    for rank, (kind, stage, microbatch), start_s, end_s in timeline.spans:
-        values = (start_s, end_s, str(kind), stage, microbatch)
-        for column, value in zip(rows[rank].values(), values, strict=True):
-            column.append(value)
     return {
         "step_s": timeline.step_s,
         "bubble_ratio": timeline.bubble_ratio,
         "idle_share": timeline.idle_share,
         "idle_shares": list(timeline.idle_shares),
-        "rows": rows,
+        "rows": plain(rows_of(timeline)),
         "memory": [{"t_s": [t for t, _ in held], "bytes": [size for _, size in held]} for held in memory],
         "ceiling_bytes": ceiling_bytes,
     }
