@@ -35,11 +35,11 @@ def grown(found: list[Held], steps: int) -> set[str]:
     [("pp2dp2", {"zero": 3, "prefetch": 2}), ("tp2", {"zero": 1, "sequence_parallel": True, "recompute": "full"})],
     ids=str,
 )
-def test_250_steps(pool: Pool, name: str, fields: dict[str, object]) -> None:
+def test_400_steps(pool: Pool, name: str, fields: dict[str, object]) -> None:
     """R44: storages, open files, groups, threads and the heap, with validations and changing lengths of sequences."""
     job = job_of(name, **fields)
-    for found in pool.run(run_on, job.parallel.world, job, 250, LENGTHS):
-        assert not grown(found, 250), found
+    for found in pool.run(run_on, job.parallel.world, job, 400, LENGTHS):
+        assert not grown(found, 400), found
 
 
 @pytest.mark.parametrize(
