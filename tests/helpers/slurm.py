@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from helpers.runs import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scontrol")
 SBIN = "/usr/sbin:/sbin"
+LOOKS = 5
+"""At a job that is listed nowhere, before it counts as over."""
 NODES = "node[1-4]"
 TOPOLOGY = """\
 SwitchName=leaf1 Nodes=node[1,3]
@@ -82,10 +85,14 @@ class Slurm:
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """Of a job, with the reason why it waits; empty once it is over."""
-        done = subprocess.run(
-            ("squeue", "--noheader", "--format=%T %r", "--jobs", job), capture_output=True, text=True, env=self.env
-        )
+        """Of a job, with the reason why it waits; empty once it is over. A job that is being requeued is listed
+        nowhere for a moment."""
+        command = ("squeue", "--noheader", "--format=%T %r", "--jobs", job)
+        for _ in range(LOOKS):
+            done = subprocess.run(command, capture_output=True, text=True, env=self.env)
+            if done.stdout.strip() or "Invalid job id" in done.stderr:
+                break
+            time.sleep(0.5)
         return done.stdout.strip()
 
     def wait_for_end(self, job: str, timeout_s: float) -> None:

@@ -18,7 +18,7 @@ from trigrid.report.events import read_events
 from trigrid.report.failures import first_record
 from trigrid.report.status import HUNG, status_of, status_text
 
-STEPS, STEP_S = 40, 12.0
+STEPS, STEP_S = 24, 12.0
 FAST, SLOW = 800.0, 40.0
 """Mbit/s."""
 LONGEST_S = 600.0

@@ -76,6 +76,7 @@ def test_a_point_of_the_front_is_loaded_and_the_way_back_leads_home(planner: Pla
     home = page.locator("#command").inner_text()
     page.locator("#choice summary").click()
     rows = page.locator("#choice-table tbody tr")
+    rows.first.wait_for()
     assert rows.count() >= page.locator("#scatter .dot.front").count() > 0
     point = page.locator("#scatter .dot.front").last
     point.focus()

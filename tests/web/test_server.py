@@ -7,7 +7,9 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -172,6 +174,12 @@ def test_key_presses_are_answered_beside_a_search(server: str) -> None:
 # Parts of the server
 
 
+def told(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `story` in a thread of its own: where a browser is open, this one has an event loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, story()).result()
+
+
 def test_a_question_that_overruns_is_ended_and_the_next_is_answered() -> None:
     async def story() -> None:
         workers = Workers(1, 0.2, 1)
@@ -185,7 +193,7 @@ def test_a_question_that_overruns_is_ended_and_the_next_is_answered() -> None:
         finally:
             await workers.end()
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_no_more_questions_wait_than_should() -> None:
@@ -198,7 +206,7 @@ def test_no_more_questions_wait_than_should() -> None:
         finally:
             await workers.end()
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_who_no_longer_waits_ends_the_work() -> None:
@@ -217,7 +225,7 @@ def test_who_no_longer_waits_ends_the_work() -> None:
         finally:
             await workers.end()
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_the_rate_is_bounded() -> None:
