@@ -32,8 +32,13 @@ def failures(run_dir: Path) -> list[Failure]:
 
 
 def first_record(run_dir: Path) -> Failure | None:
-    """What the rank that failed first has left, if any has left anything. One file is read where disks know links."""
-    return _read(run_dir / ERRORS / FIRST) or next(iter(failures(run_dir)), None)
+    """What the rank that failed first has left, if any has left anything."""
+    return next(iter(failures(run_dir)), None)
+
+
+def first_left(run_dir: Path) -> Failure | None:
+    """What was left first, by the disk rather than by clocks. One file is read where disks know links."""
+    return _read(run_dir / ERRORS / FIRST) or first_record(run_dir)
 
 
 def _read(path: Path) -> Failure | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from trigrid.errors import RunFailed
 from trigrid.launch.place import RUN_DIR_VARIABLE
 from trigrid.report.events import EventLog
-from trigrid.report.failures import failures, first_record
+from trigrid.report.failures import failures, first_left
 from trigrid.train.failure import forget, record
 
 LOGS = "logs"
@@ -34,7 +34,7 @@ def own_log(run_dir: Path, rank: int) -> Iterator[None]:
     except Exception as error:
         with suppress(OSError):
             record(run_dir, rank, error)
-            first = first_record(run_dir)
+            first = first_left(run_dir)
             if first and first.rank != rank:
                 what = first.message.splitlines()[0]
                 raise RunFailed(f"ended after rank {first.rank} on {first.host} had failed: {what}") from None
