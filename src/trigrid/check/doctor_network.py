@@ -74,7 +74,8 @@ def meetings(count: int) -> int:
 
 def meeting(members: Sequence[int], number: int) -> Pairing:
     """The pairs of round `number` (the circle method): the first stays, the others have moved on by so many."""
-    first, *rest = [*members, *([None] if len(members) % 2 else [])]
+    even: list[int | None] = [*members, *[None] * (len(members) % 2)]
+    first, *rest = even
     ring = [first, *rest[len(rest) - number :], *rest[: len(rest) - number]]
     half = len(ring) // 2
     pairs = zip(ring[:half], reversed(ring[half:]), strict=True)

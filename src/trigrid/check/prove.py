@@ -51,6 +51,8 @@ from trigrid.spec.job import Job
 
 NEAR = 0.03
 """Law 2: how far the predicted peak may be from the traced one."""
+COUNTER_BYTES = 4
+"""The optimizer's number of updates, of each run of weights."""
 SCALARS_BYTES = 1024
 """What may outlive a step: its loss, flags."""
 SMALL = 0.001
@@ -244,15 +246,16 @@ def _proof(
         peak=peak_of(state, planned.stages[at.pp].memory.use, tracer),
         peak_state=census.peak,
         survivors=tuple(sorted(census.survivors)),
-        left_over=_left_over(tracer.samples[-1]),
+        left_over=_left_over(tracer.samples[-1], engine),
         samples=tuple(tracer.samples),
         cpu_s=cpu_s,
         host_bytes=peak_resident_bytes(),
     )
 
 
-def _left_over(last: Sample) -> dict[str, int]:
-    return {name: n for name, n in last.left.bytes.items() if name not in (*STATE, INPUTS) and n > SCALARS_BYTES}
+def _left_over(last: Sample, engine: Engine) -> dict[str, int]:
+    few = SCALARS_BYTES + COUNTER_BYTES * sum(len(bucket.held_runs()) for bucket in engine.buckets.values())
+    return {name: n for name, n in last.left.bytes.items() if name not in (*STATE, INPUTS) and n > few}
 
 
 def peak_of(state: Sequence[Line], use: StageUse, tracer: Tracer) -> Peak:
