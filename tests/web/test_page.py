@@ -44,6 +44,8 @@ DIALS = {
     "Power of a GPU": (900, "--cluster.power_w 900"),
     "PUE": (1.1, "--cluster.pue 1.1"),
     "Pieces of the loss": (4, "--parallel.loss_chunks 4"),
+    "Units gathered ahead": (2, "--parallel.prefetch 2"),
+    "Copies of the shards (HSDP)": (2, "--parallel.dp_replicate 2"),
 }
 
 
@@ -60,6 +62,10 @@ CHOICES = (
     ("ZeRO stage", "3", "--zero 3"),
     ("Recomputation", "full", "--recompute full"),
     ("Allocator: expandable segments", "on", "--expandable-segments"),
+    ("Weights gathered", "per_step", "--parallel.gather per_step"),
+    ("Gather inputs again", "on", "--parallel.regather true"),
+    ("Gather inputs again", "off", "--parallel.regather false"),
+    ("Precision", "fp32", "--precision fp32"),
     ("Sequence parallelism", "off", "--parallel.sequence_parallel false"),
 )
 
@@ -72,6 +78,7 @@ def test_every_choice_turns_its_dial(planner: OpenPage) -> None:
         turned(page, lambda radio=radio: radio.check(force=True))
         assert flag in page.locator("#command").inner_text(), label
     for label, value, flag in (
+        ("Gradients reduced", "per_step", "--parallel.reduce per_step"),
         ("Accelerator", "h200", "--gpu h200"),
         ("Pipeline schedule", "gpipe", "--schedule gpipe"),
         ("Bytes per parameter", None, "--policy"),
@@ -297,3 +304,10 @@ def test_a_link_to_what_is_not_legal_opens_with_the_way_back(planner: OpenPage) 
     # The dials that are not at fault can still be turned.
     turned(page, lambda: page.locator("#problems .way").first.click())
     expect(page.locator("#answer")).to_have_attribute("data-turn", "2")
+
+
+def test_experts_are_cut(planner: OpenPage) -> None:
+    page = planner("model=mixtral-8x7b&gpus=64&tp=1&pp=1&zero=1&global-batch=64&seq=4096")
+    turn(page, "Expert parallel (EP)", 4)
+    assert "--ep 4" in page.locator("#command").inner_text()
+    expect(page.locator("#problems")).to_be_hidden()

@@ -182,15 +182,16 @@ function tiles(run) {
   const held = run.validation.at(-1);
   const step = plan.time.step_s;
   const memory = plan.memory.stages.reduce((most, stage) => Math.max(most, stage.total_bytes), 0);
+  const planned = (text) => (run.same ? `planned ${text}` : `planned for ${run.facts.gpu}`);
   if (!last) return [["Step", `0 of ${count(run.facts.steps)}`, age_s === null ? "nothing is written yet" : ""]];
   return [
     ["Step", count(last.step), `of ${count(run.facts.steps)}`],
     ["Loss", last.loss === null ? "not finite" : last.loss.toFixed(4), held ? `held-out ${held[1] === null ? "not finite" : held[1].toFixed(4)} at ${count(held[0])}` : `norm ${short(last.gradient_norm ?? NaN)}`],
-    ["Tokens/s", big(last.tokens_per_s), `planned ${big(plan.throughput.tokens_per_s)}`],
-    ["MFU", percent(last.mfu_full), `planned ${percent(plan.throughput.mfu_full_attention)}`],
-    ["Step time", seconds(last.step_s), `planned ${seconds(step.best)}`],
+    ["Tokens/s", big(last.tokens_per_s), planned(big(plan.throughput.tokens_per_s))],
+    ["MFU", percent(last.mfu_full), planned(percent(plan.throughput.mfu_full_attention))],
+    ["Step time", seconds(last.step_s), planned(seconds(step.best))],
     ["Waiting for data", percent(last.data_wait_share), "of a step"],
-    ["Peak memory", gib(last.peak_memory_bytes), `planned ${gib(memory)}`],
+    ["Peak memory", gib(last.peak_memory_bytes), planned(gib(memory))],
     ["Tokens", big(last.tokens), "trained on"],
   ];
 }
