@@ -44,7 +44,7 @@ def rendered(
     asked: Kubernetes,
     *flags: str,
     job: Path = TINY,
-    mount: tuple[str, ...] = ("work:/work", "/data:/data:ro"),
+    mount: tuple[str, ...] = ("work:/job", "/data:/data:ro"),
     **more: Any,
 ) -> list[dict[str, Any]]:
     resolved = load_job(job, flags, env={})
@@ -107,7 +107,7 @@ def test_what_pods_get() -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "4", "memory": "900Gi", "rdma/hca": "8"}
     assert {"name": "A", "value": "b c"} in container["env"]
     assert container["command"][:3] == ["python3", "-m", "torch.distributed.run"]
-    assert container["workingDir"] == "/work"
+    assert container["workingDir"] == "/job"
     assert container["command"][-2:] == ["--resume", "latest"]
     assert {"name": "mount-1", "hostPath": {"path": "/data"}} in pod["volumes"]
     assert {"name": "mount-1", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
@@ -122,7 +122,7 @@ def test_names_and_values_that_kubernetes_would_refuse_or_change() -> None:
     """It reads YAML 1.1, in which 1e-4 is a number and y is true, and puts $(NAME) in; names begin with a letter, and
     those of the last of many pods still have 63 characters at most."""
     job = load_job(TINY, env={})
-    options = Options(container="x", mount=("data:/data:ro", "work:/work"), env=("LR=1e-4", "ASK=y", "PASS=a$$(B)"))
+    options = Options(container="x", mount=("data:/data:ro", "work:/job"), env=("LR=1e-4", "ASK=y", "PASS=a$$(B)"))
     start = start_of(job, Path(f"7B {'long' * 20}.toml"), (), replace(options, python="/opt/python"), (), 0)
     name = kubernetes_name(start, "20261201-053749")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
@@ -133,15 +133,15 @@ def test_names_and_values_that_kubernetes_would_refuse_or_change() -> None:
     pod = pods_of(list(yaml.safe_load_all(text)))["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     env = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert (env["PASS"], env["XDG_CACHE_HOME"]) == ("a$$$$(B)", "/work/.cache")
-    assert (container["workingDir"], container["command"][0]) == ("/work", "/opt/python")
+    assert (env["PASS"], env["XDG_CACHE_HOME"]) == ("a$$$$(B)", "/job/.cache")
+    assert (container["workingDir"], container["command"][0]) == ("/job", "/opt/python")
 
 
 @pytest.mark.parametrize(
     ("options", "asked", "told"),
     [
         ({"mount": ()}, {}, "run.out = runs: is on no mount that can be written"),
-        ({"mount": ("work:/work:ro",)}, {}, "run.out = runs: is on no mount that can be written"),
+        ({"mount": ("work:/job:ro",)}, {}, "run.out = runs: is on no mount that can be written"),
         ({"mount": ("work",)}, {}, "--mount = work: is no mount"),
         ({"env": ("NO SUCH=1",)}, {}, "--env = NO SUCH=1: is no NAME=VALUE"),
         ({"env": ("NOT_SET_ANYWHERE",)}, {}, "--env = NOT_SET_ANYWHERE: is not set here"),

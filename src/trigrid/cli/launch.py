@@ -22,7 +22,7 @@ def _group(name: str, order: int) -> Parameter:
         "trigrid launch job.toml --on local",
         "trigrid launch job.toml --on slurm --partition gpu --time 8:00:00",
         "trigrid launch job.toml --on slurm --nodes 2 --container trigrid.sqsh",
-        "trigrid launch job.toml --on kubernetes --container IMAGE --mount work:/work",
+        "trigrid launch job.toml --on kubernetes --container IMAGE --mount work:/job",
         "trigrid launch job.toml --on kubernetes --kind jobset … --dry-run",
     )
 )

@@ -70,7 +70,7 @@ def _problems(job: Job, start: Start) -> Iterator[Problem]:
     out = PurePosixPath(_folder(start), job.run.out)
     if not any(out.is_relative_to(mount.target) and not mount.read_only for mount in start.mounts):
         reason = "is on no mount that can be written: it would end with each pod, and each would have its own"
-        yield Problem("run.out", job.run.out, reason, ("--mount CLAIM:/work",))
+        yield Problem("run.out", job.run.out, reason, ("--mount CLAIM:/job",))
 
 
 def _folder(start: Start) -> str:
