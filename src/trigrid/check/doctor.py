@@ -49,7 +49,7 @@ from trigrid.spec.layout import Layout
 from trigrid.spec.precision import PRECISIONS, Format
 from trigrid.train.machine import matmul_flops_per_s
 from trigrid.train.meeting import sit
-from trigrid.train.processes import join, open_store, seat_here, start_limit
+from trigrid.train.processes import join, open_store, seat_here, start_limit, too_few
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -124,8 +124,8 @@ def _seat(job: Job | None, place: Place) -> Seat:
     gpus = torch.cuda.device_count()
     if not gpus:
         return seat_of(os.environ, place.rank, "cpu", "")
-    few = f"this node has {gpus} CUDA devices for {place.local_world} ranks" if gpus < place.local_world else ""
-    return seat_of(os.environ, place.rank, torch.cuda.get_device_name(min(place.local_rank, gpus - 1)), few)
+    name = torch.cuda.get_device_name(min(place.local_rank, gpus - 1))
+    return seat_of(os.environ, place.rank, name, too_few(place, gpus))
 
 
 def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Place, Seating]:

@@ -16,6 +16,7 @@ from trigrid.errors import Problem, Refused
 from trigrid.grid import Grid
 from trigrid.launch.hosts import KEY, Switches, in_order
 from trigrid.launch.place import host_of
+from trigrid.report.console import some
 from trigrid.spec.cluster import Tier
 from trigrid.spec.layout import AXES, Axis
 
@@ -78,7 +79,7 @@ def arrange(seats: Iterable[Seat], topology: Switches | None = None) -> Seating:
     seats = sorted(seats, key=lambda seat: seat.rank)
     if topology is not None:
         if missing := sorted({seat.host for seat in seats} - topology.keys(), key=in_order):
-            reason = f"lacks {_some(missing)}"
+            reason = f"lacks {some(missing)}"
             raise Refused([Problem(KEY, f"{len(topology)} nodes", reason)])
         seats = [replace(seat, switches=topology[seat.host]) for seat in seats]
     first = seats[0]
@@ -136,7 +137,7 @@ def cautions(seating: Seating, grid: Grid) -> list[Problem]:
         for device in sorted({seating.seats[rank].device for rank in ranks}):
             devices.setdefault(device, []).append(host)
     if len(devices) > 1:
-        told = "; ".join(f"{device} on {_some(hosts)}" for device, hosts in devices.items())
+        told = "; ".join(f"{device} on {some(hosts)}" for device, hosts in devices.items())
         found.append(Problem("nodes", len(seating.hosts), f"differ, and all wait for the slowest: {told}"))
     tier, group = seating.worst(grid, "pp")
     planned = grid.worst_tier("pp")
@@ -188,11 +189,7 @@ def _counts(seating: Seating) -> str:
     counts: dict[int, list[str]] = {}
     for host, ranks in seating.hosts.items():
         counts.setdefault(len(ranks), []).append(host)
-    return ", ".join(f"{count} ranks ({_some(hosts)})" for count, hosts in sorted(counts.items(), reverse=True))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    return ", ".join(f"{count} ranks ({some(hosts)})" for count, hosts in sorted(counts.items(), reverse=True))
 
 
 def span(numbers: Sequence[int]) -> str:

@@ -86,9 +86,12 @@ def _on_cpu(job: Job, gpus: int) -> bool:
 
 
 def _lack(job: Job, place: Place, gpus: int, own: bool) -> str:
+    return "" if _on_cpu(job, gpus) or own else too_few(place, gpus)
+
+
+def too_few(place: Place, gpus: int) -> str:
     """What this node lacks for its ranks, or nothing."""
-    short = not _on_cpu(job, gpus) and gpus < place.local_world and not own
-    return f"this node has {gpus} CUDA devices for {place.local_world} ranks" if short else ""
+    return f"this node has {gpus} CUDA devices for {place.local_world} ranks" if gpus < place.local_world else ""
 
 
 def _gpus(job: Job) -> tuple[int, bool]:
