@@ -59,6 +59,11 @@ class Grid:
             step *= self.layout.degree(axis)
         return stride
 
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The pipeline rank of every rank."""
+        return tuple(self.coord(rank).pp for rank in range(self.world))
+
     def coord(self, rank: int) -> Coord:
         if not 0 <= rank < self.world:
             raise IndexError(f"rank {rank} of a world of {self.world}")

@@ -22,7 +22,6 @@ class Meter:
         self._comm, self._device = comm, device
         self._begun_s = self._seconds = self._data_wait_s = self._waited_s = 0.0
         self._steps = 0
-        self._stages = [comm.grid.coord(rank).pp for rank in range(comm.grid.world)]
 
     def begin(self) -> None:
         self._comm.waited_s = 0.0
@@ -56,7 +55,7 @@ class Meter:
             return None
         busy = torch.zeros(self._comm.grid.world, dtype=torch.float64)
         busy[self._comm.rank] = self._seconds - self._data_wait_s - self._waited_s
-        return busiest(self._comm.read(self._comm.all_reduce(busy, "world")), self._stages)
+        return busiest(self._comm.read(self._comm.all_reduce(busy, "world")), self._comm.grid.stages)
 
 
 def busiest(busy_s: Sequence[float], stages: Sequence[int]) -> Slowest | None:

@@ -157,8 +157,7 @@ class Sampler:
         means = [{name: total[s * width + i] / alike for i, name in enumerate(PARTS)} for s in range(stages)]
         found = [{name: int(largest[s * len(PEAKS) + i]) for i, name in enumerate(PEAKS)} for s in range(stages)]
         busy_s = total[stages * width : -1]
-        places = [comm.grid.coord(rank).pp for rank in range(world)]
-        return slowest_of(busy_s, places), int(total[-1]), means, largest[-1], found
+        return slowest_of(busy_s, comm.grid.stages), int(total[-1]), means, largest[-1], found
 
 
 def _numbers(values: Iterable[float]) -> Tensor:
