@@ -47,7 +47,7 @@ def slurm_example(
 def kubernetes_example(kind: Any, name: str = "tiny-3d-20261201-053749") -> str:
     """The manifests after the ConfigMap."""
     job = load_job(TINY, FLAGS, env={})
-    pods = start(image="registry/trigrid:0.1", python="python3", mounts=(Mount("work", "/work"),))
+    pods = start(image="registry/trigrid:0.1", python="python3", mounts=(Mount("work", "/job"),))
     asked = Kubernetes(kind=kind, queue="training")
     text = render_kubernetes(name, job, shape_of(job, 2, None), pods, asked)
     return text.partition("\n---\n")[2]
