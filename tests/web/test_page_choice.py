@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.planner import FIRST, entry, tile, turn, turned
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -236,3 +236,18 @@ def test_a_broken_link_is_told(planner: Planner, open_page: Callable[..., Page],
     page.wait_for_selector("main[data-turn]")
     expect(page.locator("#link-trouble")).to_contain_text("gpus")
     page.watch.faults.clear()  # type: ignore[attr-defined]
+
+
+def test_panels_ask_nothing_of_a_state_that_is_not_known_to_be_legal(planner: Planner) -> None:
+    """Its refusal would stand in the console; a newer state is legal only once its plan is there."""
+    page = planner()
+    page.locator("#timeline").scroll_into_view_if_needed()
+    expect(page.locator("#timeline-say")).not_to_be_empty()
+    waiting: list[Route] = []
+    page.route("**/api/plan", lambda route: waiting.append(route))
+    field = entry(page, "Tensor parallel")
+    field.fill("7")
+    field.press("Enter")
+    page.locator("#fitting").scroll_into_view_if_needed()
+    page.wait_for_timeout(1000)
+    turned(page, lambda: [route.continue_() for route in waiting])

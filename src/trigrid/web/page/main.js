@@ -32,7 +32,8 @@ const PANELS = [
   ["measured", showMeasured],
 ];
 let turns = 0;
-let legal = false;
+/** The state that the last plan was for, where it is legal; a newer one may not be. */
+let legal = null;
 let resting = 0;
 let searching = 0;
 let linking = 0;
@@ -47,9 +48,10 @@ async function showAnswerOf(name, show) {
 
 /** Asks for the plan of the state as it is and draws it. */
 async function answerNow() {
+  const state = now();
   let answer;
   try {
-    answer = await ask("plan", { state: now() });
+    answer = await ask("plan", { state });
   } catch (error) {
     if (!(error instanceof Superseded)) trouble(error);
     return;
@@ -65,7 +67,7 @@ async function answerNow() {
     standHere(answer);
   }
   showTake(answer);
-  legal = Boolean(answer.plan);
+  legal = answer.plan ? state : null;
   put(byId("answer"), "data-turn", ++turns);
   query = answer.query;
   clearTimeout(linking);
@@ -107,8 +109,9 @@ const inSight = new Set();
 const old = new Set();
 
 async function askDeeper() {
-  if (!legal || isHidden()) return;
+  if (isHidden()) return;
   for (const [name, show] of PANELS) {
+    if (legal !== now()) return;
     if (!old.has(name) || !inSight.has(name)) continue;
     old.delete(name);
     try {
