@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trigrid.check import calibrate
 from trigrid.check.calibrate import Order, calibrate_local
 from trigrid.check.calibrate_fit import fit_attention, fit_products, fit_wire, least_squares
 from trigrid.check.calibrate_import import Table, read_gemms, read_nccl_tests, wire_of
@@ -325,7 +326,7 @@ def test_imports_are_laid_onto_a_calibration(tmp_path: Path, capsys: pytest.Capt
 
 def test_two_processes_measure_everything_and_a_plan_uses_it(tmp_path: Path) -> None:
     """Within a tiny budget every table is there, with points, and the plan of the same job takes them."""
-    small = job("--tp", "2", "--pp", "1", "--dp", "1")
+    small = job("--tp", "2", "--pp", "1", "--dp", "1", "--run.matmul_precision", "medium")
     order = Order(1.0, ("fp32",), job=small, layouts=(Layout(tp=2), Layout(dp=2)), command="test")
     measured = calibrate_local(order, 2, Console(quiet=True))
     assert {w.kind for w in measured.wires} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message"}
@@ -342,6 +343,31 @@ def test_two_processes_measure_everything_and_a_plan_uses_it(tmp_path: Path) -> 
     found = planned_with(measured, tmp_path / "c.toml", "--tp", "2", "--pp", "1", "--dp", "1")
     assert found["calibration"]["host"] == measured.about["host"]  # type: ignore[index]
     assert found["time"]["step_s"]["best"] > 0  # type: ignore[index]
+    told = "products are measured with matmul_precision = medium: highest may be faster or slower"
+    assert told in found["assumptions"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("small", "expected"), [(job("--run.matmul_precision", "medium"), "medium"), (None, "highest")]
+)
+def test_products_are_measured_as_the_job_computes_them(
+    small: Job | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> Products:
+        raise InterruptedError(torch.get_float32_matmul_precision())
+
+    monkeypatch.setattr(calibrate, "measure_products", measure)
+    with pytest.raises(InterruptedError, match=expected):
+        calibrate_local(Order(0.1, ("fp32",), job=small), 1, Console(quiet=True))
+
+
+def test_a_plan_says_whose_rate_its_products_have() -> None:
+    def told(*overrides: str) -> list[str]:
+        return [line for line in make_plan(job(*overrides)).assumptions if "matmul_precision" in line]
+
+    assert told() == told("--precision", "bf16", "--run.matmul_precision", "high") == []
+    planned = "products are planned with matmul_precision = highest: high may be faster or slower"
+    assert told("--run.matmul_precision", "high") == [planned]
 
 
 def test_a_meter_takes_the_median_and_stays_within_its_budget() -> None:

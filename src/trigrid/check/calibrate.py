@@ -31,6 +31,7 @@ from trigrid.check.calibrate_meter import Meter, Progress
 from trigrid.check.calibrate_network import measure_overlap, measure_wires
 from trigrid.check.pool import Pool
 from trigrid.engine.comm import Comm
+from trigrid.engine.matmul import matmul_precision
 from trigrid.errors import Problem, Refused
 from trigrid.grid import Grid
 from trigrid.launch.place import Place
@@ -38,7 +39,7 @@ from trigrid.plan.measured import Attention, Measured, Passes, Products, Wire
 from trigrid.report.console import Console
 from trigrid.spec.cluster import Cluster, Tier
 from trigrid.spec.gpu import Gpu, gpus
-from trigrid.spec.job import Faults, Job
+from trigrid.spec.job import Faults, Job, MatmulPrecision
 from trigrid.spec.layout import Layout
 from trigrid.train.processes import join, start_limit
 
@@ -67,6 +68,11 @@ class Order:
     layouts: tuple[Layout, ...] = ()
     nodes_per_leaf: int = 32
     command: str = ""
+
+    @property
+    def matmul_precision(self) -> MatmulPrecision:
+        """The job's."""
+        return self.job.run.matmul_precision if self.job else "highest"
 
 
 def calibrate_local(order: Order, processes: int, console: Console) -> Measured:
@@ -106,9 +112,10 @@ def calibrate_rank(
     attention: dict[str, Attention] = {}
     shapes, heads = products_of(order.job, layouts, device.type), heads_of(order.job, device.type)
     formats = order.formats
-    for name in formats:
-        products[name] = measure_products(meter, shapes, name, share["products"] / len(formats), start_s)
-        attention[name] = measure_attention(meter, heads, name, share["attention"] / len(formats))
+    with matmul_precision(order.matmul_precision):
+        for name in formats:
+            products[name] = measure_products(meter, shapes, name, share["products"] / len(formats), start_s)
+            attention[name] = measure_attention(meter, heads, name, share["attention"] / len(formats))
     values = dict(OF_A_CPU) if device.type == "cpu" else {}
     wires: tuple[Wire, ...] = ()
     if comms:
@@ -139,6 +146,7 @@ def _about(order: Order, name: str, world: int, device: torch.device, spent_s: f
         "backend": dist.get_backend() if world > 1 else "none",
         "ranks": world,
         "threads": torch.get_num_threads(),
+        "matmul_precision": order.matmul_precision,
         "cores": os.cpu_count() or 1,
         "seconds": round(spent_s, 1),
         "command": order.command,

@@ -15,6 +15,7 @@ from trigrid.engine.agreement import disagreements
 from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
 from trigrid.engine.later import WeightQueue
+from trigrid.engine.matmul import matmul_precision
 from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.recorder import COMPUTE
 from trigrid.engine.shapes import agree_on_shape
@@ -111,7 +112,8 @@ class Engine:
         if run.check_copies and (left := self.left_over()):
             raise RunFailed(f"rank {self.comm.rank}: left over from the step before: {'; '.join(left[:8])}")
         schedule = job_schedule(self.job, len(microbatches))
-        self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens))
+        with matmul_precision(run.matmul_precision):
+            self._loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens))
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """After `accumulate`: complete gradients of what this rank holds of each bucket."""
@@ -137,7 +139,8 @@ class Engine:
         """Mean loss over the valid tokens of all ranks, without gradients."""
         microbatches = self._microbatches(tokens, labels, documents, None)
         schedule = evaluation_schedule(self.job.parallel, len(microbatches))
-        loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens)).double()
+        with matmul_precision(self.job.run.matmul_precision):
+            loss = self._pipeline.run(schedule, microbatches, self._boundary(tokens)).double()
         self._release()
         mine = loss if self.comm.coord.tp == 0 else torch.zeros_like(loss)
         return self.comm.read(self.comm.all_reduce(mine.reshape(1), "world"))[0]

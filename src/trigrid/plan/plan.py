@@ -240,11 +240,22 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
     found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 copies and more")
     if job.optimizer.frozen:
         found.append("frozen parameters are planned like those that are trained: it will be less memory and time")
+    if told := _of_products(job, machine):
+        found.append(told)
     if job.parallel.bucket_numel:
         found.append("collectives take the time that they would with a bucket for each unit")
     if job.model.experts:
         found.append(f"experts are chosen with an imbalance of {software.imbalance:g}")
     return tuple(found)
+
+
+def _of_products(job: Job, machine: Machine) -> str:
+    """What the rate of fp32 products says nothing of, where the job computes them in another way."""
+    name, measured = job.run.matmul_precision, machine.measured.about.get("matmul_precision", "highest")
+    if job.run.precision != "fp32" or name == measured:
+        return ""
+    source = "measured" if machine.measured.products else "planned"
+    return f"products are {source} with matmul_precision = {measured}: {name} may be faster or slower"
 
 
 def _facts(

@@ -9,6 +9,8 @@ from trigrid.spec.cluster import Cluster
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
 
+MatmulPrecision = Literal["highest", "high", "medium"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -90,6 +92,9 @@ class Run:
     """Seed of the initial weights, of the order of samples and of dropout, all the same for every layout."""
     precision: Literal["fp64", "fp32", "bf16"] = "bf16"
     """Number format of weights and activations in use; bf16 keeps fp32 gradients, masters and moments."""
+    matmul_precision: MatmulPrecision = "highest"
+    """How products of fp32 matrices are computed, in torch's words: high and medium are TF32 on CUDA, and on a CPU
+    kernels of oneDNN, refused unless they are about as exact as highest."""
     dropout: float = 0.0
     """Share of the elements that are dropped after the embedding and from what attention and feed-forward add."""
     attention_dropout: float = 0.0

@@ -21,6 +21,7 @@ from trigrid.data.loading import loaders
 from trigrid.data.prepare import Prepared
 from trigrid.data.prepare import load as load_data
 from trigrid.engine.comm import Comm
+from trigrid.engine.matmul import matmul_precision
 from trigrid.engine.runtime import Engine
 from trigrid.engine.zero import TORCH_DTYPE
 from trigrid.grid import grid_of
@@ -35,7 +36,7 @@ from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
 from trigrid.train.logs import own_log, tell_earlier
-from trigrid.train.machine import matmul_flops_per_s
+from trigrid.train.machine import check_products, matmul_flops_per_s
 from trigrid.train.meeting import first_alone, take_seats
 from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, link, linked, lock, open_run
 from trigrid.train.processes import choose_device, join, open_store, seat_here, start_limit, torch_timeout
@@ -95,6 +96,8 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
         making = "making the schedule and " if job.parallel.schedule == "auto" else ""
         with console.waiting(f"{making}building the engine"):
             engine = build_engine(job, comm, device)
+        if told := check_products(engine):
+            console.say(told)
         data = load_data(run_dir / "data.json")
         group = comm.host_group()
         watchdog.phase("checkpoint")
@@ -198,5 +201,7 @@ def _cluster_rate(job: Job, engine: Engine) -> float:
     dtype = TORCH_DTYPE[PRECISIONS[job.run.precision].compute]
     # Ranks that share cores must measure at the same time to measure their share.
     engine.comm.all_reduce(torch.zeros(1, device=engine.device), "world")
-    mine = torch.tensor([matmul_flops_per_s(dtype, engine.device)], dtype=torch.float64, device=engine.device)
+    with matmul_precision(job.run.matmul_precision):
+        rate = matmul_flops_per_s(dtype, engine.device)
+    mine = torch.tensor([rate], dtype=torch.float64, device=engine.device)
     return engine.comm.read(engine.comm.all_reduce(mine, "world"))[0]
