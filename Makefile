@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test lint docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,12 +20,15 @@ lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy src/trigrid
 
+docs: $(VENV)/.docs ## the documents as a site, in build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## remove what these commands made, except .venv and runs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
 # The stamps make a second call quick: pip runs again only when pyproject.toml has changed.
-$(VENV)/.train $(VENV)/.test: $(VENV)/.%: pyproject.toml | $(BIN)/pip
+$(VENV)/.train $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --editable '.[$*]'
 	@touch $@
 
