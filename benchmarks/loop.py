@@ -1,13 +1,13 @@
 """The closed loop: calibrate this machine, plan jobs with that, run them, compare.
 
     python benchmarks/loop.py [SECONDS TO CALIBRATE] [ROUNDS] [--json FILE]
-    python benchmarks/loop.py --memory [--only "zbv full"] [--json FILE]
+    python benchmarks/loop.py --memory [--only "z3 zbv"] [--part 1/4] [--keep FILE] [--json FILE]
 
-The second form is about memory and communication, see `loop_memory`; it does not depend on what else runs. The first is
-about time. Two processes with one thread each, each on a core of its own; nothing else should run. Jobs take turns in
-every round, a step's time is that of its slowest rank, a job's the median of its rounds. `noise` is how far half of its
-rounds are from that. The last line: median error of the planned step, rank correlation (Spearman), and whether the job
-that the planner would pick is within the noise of the fastest.
+The second form is about memory and communication, see `loop_memory`; it does not depend on what else runs, and with
+--keep goes on where it was stopped. The first is about time. Two processes with one thread each, each on a core of its
+own; nothing else should run. Jobs take turns in every round, a step's time is that of its slowest rank, a job's the
+median of its rounds. `noise` is how far half of its rounds are from that. The last line: median error of the planned
+step, rank correlation (Spearman), and whether the job that the planner would pick is within the noise of the fastest.
 """
 
 from __future__ import annotations
@@ -199,12 +199,15 @@ def main() -> None:
     parser.add_argument("seconds", nargs="?", type=float, default=60.0, help="for calibration")
     parser.add_argument("rounds", nargs="?", type=int, default=5)
     parser.add_argument("--memory", action="store_true", help="memory and communication on eight processes")
-    parser.add_argument("--only", default="", help="with --memory: jobs whose name contains this")
+    parser.add_argument("--only", default="", help="with --memory: jobs whose name has all of these words")
+    parser.add_argument("--part", default="1/1", help="with --memory: of them the K-th of every N, as K/N")
+    parser.add_argument("--keep", type=Path, help="with --memory: rows go there as they come, and are not run again")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     given = parser.parse_args()
     say = Console().say
     if given.memory:
-        memory = run_memory(given.only, say)
+        first, of = map(int, given.part.split("/"))
+        memory = run_memory(given.only, (first, of), given.keep, say)
         print(memory_text(memory))
         found: object = memory_json(memory)
     else:

@@ -4,16 +4,19 @@ Eight processes on gloo take two steps of each job; the second is traced in ever
 payload) and operations must be what was planned, byte for byte, and the first and the last rank must do what they do
 without peers and data. The planned peak of each rank is laid beside the real one.
 
-Plans are of NCCL's program. Gloo's reduce-scatter is an exchange and a sum: all parts arrive before they are added,
-where NCCL receives the sum. What that holds at the peak is a column of its own, from the two programs without peers.
+Jobs run on CPUs here, and are planned so: gloo's reduce-scatter is an exchange and a sum, for which all parts arrive
+before they are added. `on GPUs` is the distance of the same job's plan for GPUs from NCCL's program, of the two ranks
+without peers.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import median
 
 from trigrid.check.beside import beside
@@ -61,16 +64,18 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev")
 
 @dataclass(frozen=True)
 class Row:
-    """real_bytes, planned_bytes: peaks of the rank in which they are farthest apart; gloo_bytes: by how much the peaks
-    of the two programs differ at most; planned_off: as a share of the real peak, nccl_off: of that of NCCL's program;
-    alone_off: the largest distance between a rank among its peers and alone; wrong: what is not equal and should be."""
+    """zero, schedule, recompute: of the job; real_bytes, planned_bytes: peaks of the rank in which they are farthest
+    apart; planned_off: as a share of the real peak; gpu_off: the same on GPUs; alone_off: the largest distance between
+    a rank among its peers and alone; wrong: what is not equal and should be."""
 
     name: str
+    zero: int
+    schedule: str
+    recompute: str
     real_bytes: int
     planned_bytes: int
-    gloo_bytes: int
     planned_off: float
-    nccl_off: float
+    gpu_off: float
     alone_off: float
     wrong: tuple[str, ...]
 
@@ -99,32 +104,49 @@ def memory_jobs() -> dict[str, Job]:
     return {name: job for name, job in found.items() if not check(job)}
 
 
-def run_memory(part: str, say: Callable[[str], None]) -> list[Row]:
-    """A row for each job whose name contains `part`."""
-    jobs = {name: job for name, job in memory_jobs().items() if part in name}
-    rows, begun = [], time.monotonic()
+def run_memory(part: str, share: tuple[int, int], kept: Path | None, say: Callable[[str], None]) -> list[Row]:
+    """A row for each job that has all words of `part` in its name, of them share (k, n) the k-th of every n.
+
+    kept: a file to which each row goes as it comes, and whose rows are not run again; then all of its rows are
+    returned.
+    """
+    every = [name for name in memory_jobs() if set(part.split()) <= set(name.split())][share[0] - 1 :: share[1]]
+    rows = {row.name: row for row in _read(kept)}
+    todo = {name: job for name, job in memory_jobs().items() if name in every and name not in rows}
+    begun = time.monotonic()
     with Pool(WORLD) as pool:
-        for done, (name, job) in enumerate(jobs.items(), start=1):
-            row = _row(name, job, pool)
-            rows.append(row)
-            left = (time.monotonic() - begun) / done * (len(jobs) - done)
+        for done, (name, job) in enumerate(todo.items(), start=1):
+            row = rows[name] = _row(name, job, pool)
+            if kept:
+                with kept.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(asdict(row)) + "\n")
+            left = (time.monotonic() - begun) / done * (len(todo) - done)
             word = "equal" if not row.wrong else "DIFFERS"
-            say(f"{done:>3} of {len(jobs)}  {name:<44} {word:<7} {row.planned_off:+6.1%}  {duration(left)} to go")
-    return rows
+            say(f"{done:>3} of {len(todo)}  {name:<44} {word:<7} {row.planned_off:+7.2%}  {duration(left)} to go")
+    return list(rows.values())
+
+
+def _read(kept: Path | None) -> list[Row]:
+    if kept is None or not kept.exists():
+        return []
+    lines = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+    return [Row(**{**line, "wrong": tuple(line["wrong"])}) for line in lines]
 
 
 def _row(name: str, job: Job, pool: Pool) -> Row:
     found = beside(job, pool, RANKS)
     planned = make_plan(job, program_software(job))
-    nccl = [prove_rank(job, role, planned).peak.total for role in chosen(job, RANKS)]
+    on_gpus = [prove_rank(job, role, planned).peak.total for role in chosen(job, RANKS)]
     farthest = max((proof.peak.total for proof in found.real), key=lambda line: abs(_off(line)))
     return Row(
         name,
+        job.parallel.zero,
+        job.parallel.schedule,
+        str(job.parallel.recompute),
         farthest.traced,
         farthest.predicted,
-        max(gloo.peak.total.traced - line.traced for gloo, line in zip(found.fake, nccl, strict=True)),
         _off(farthest),
-        max(map(_off, nccl), key=abs),
+        max(map(_off, on_gpus), key=abs),
         found.peak_off,
         (*found.unplanned(), *found.differences()),
     )
@@ -135,33 +157,43 @@ def _off(line: Line) -> float:
 
 
 def memory_text(rows: list[Row]) -> str:
-    header = ["job", "peak MiB", "planned", "off", "gloo's parts", "off NCCL's", "alone", "not equal"]
+    """A line for each job; then what they have in common by ZeRO stage, schedule and recomputation; then all."""
+    header = ["job", "peak MiB", "planned", "off", "on GPUs", "alone", "not equal"]
     lines = [
         [
             row.name,
             f"{row.real_bytes / 2**20:.2f}",
             f"{row.planned_bytes / 2**20:.2f}",
-            f"{row.planned_off:+.1%}",
-            f"{row.gloo_bytes / 2**20:.2f}" if row.gloo_bytes else "",
-            f"{row.nccl_off:+.1%}",
+            f"{row.planned_off:+.2%}",
+            f"{row.gpu_off:+.2%}",
             f"{row.alone_off:.2%}",
             "; ".join(row.wrong),
         ]
         for row in rows
     ]
-    equal = sum(not row.wrong for row in rows)
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        for word in (f"ZeRO-{row.zero}", row.schedule, f"recompute {row.recompute}"):
+            groups.setdefault(word, []).append(row)
+    order = [*(f"ZeRO-{zero}" for zero in range(4)), *SCHEDULES, *(f"recompute {word}" for word in RECOMPUTE)]
+    told = [_summary(word, groups[word]) for word in order if word in groups]
+    summary = table(["", "jobs", "equal", f"within {NEAR:.0%}", "median", "farthest"], [*told, _summary("all", rows)])
+    alone, on_gpus = (max((abs(getattr(row, name)) for row in rows), default=0.0) for name in ("alone_off", "gpu_off"))
     return (
-        f"{table(header, lines)}\n\n{len(rows)} jobs on {WORLD} processes: bytes and calls equal in {equal};"
-        f" largest distance between a rank among its peers and alone {max(row.alone_off for row in rows):.2%}\n"
-        f"planned peak beside the real one: {_told([row.planned_off for row in rows])}\n"
-        f"beside that of NCCL's program: {_told([row.nccl_off for row in rows])}"
+        f"{table(header, lines)}\n\n{summary}\n\nequal: state, collectives and operations, byte for byte. Largest"
+        f" distance between a rank among its peers and alone {alone:.2%}, of the plan for GPUs from NCCL's program"
+        f" {on_gpus:.2%}."
     )
 
 
-def _told(offs: list[float]) -> str:
-    apart = sorted(map(abs, offs))
+def _summary(word: str, rows: Iterable[Row]) -> list[str]:
+    mine = list(rows)
+    apart = [abs(row.planned_off) for row in mine]
     within = sum(off <= NEAR for off in apart)
-    return f"within {NEAR:.0%} in {within} of {len(apart)}, median {median(apart):.1%}, largest {apart[-1]:.1%}"
+    equal = sum(not row.wrong for row in mine)
+    far = max((row.planned_off for row in mine), key=abs, default=0.0)
+    share = f"{within} ({within / max(1, len(mine)):.0%})"
+    return [word, str(len(mine)), str(equal), share, f"{median(apart or [0.0]):.2%}", f"{far:+.2%}"]
 
 
 def memory_json(rows: list[Row]) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ from trigrid.check.calibrate_meter import Meter
 from trigrid.cli import app
 from trigrid.errors import Refused
 from trigrid.job import load_job
+from trigrid.plan.backend import backend_of
 from trigrid.plan.machine import UNMEASURED, make_machine
 from trigrid.plan.measured import Attention, Launch, Measured, Passes, Products, Wire, WireKind
 from trigrid.plan.measured_file import load_measured, parse_measured
@@ -209,6 +210,16 @@ def test_a_plan_says_that_it_is_calibrated_and_from_when(tmp_path: Path, capsys:
     told = json.loads(capsys.readouterr().out)
     assert told["calibration"]["path"] == str(path)
     assert told["training"]["cost"] > 0
+
+
+def test_a_calibration_of_cpus_is_planned_with_gloo(tmp_path: Path) -> None:
+    """Where the job does not say where it will run."""
+    path = tmp_path / "c.toml"
+    path.write_text(measured_text(replace(MADE, about={**MADE.about, "device": "cpu"})))
+    there = ("--cluster.calibration", str(path))
+    found = {device: backend_of(job("--device", device, *there)) for device in ("auto", "cpu", "cuda")}
+    assert found == {"auto": "gloo", "cpu": "gloo", "cuda": "nccl"}
+    assert backend_of(job("--device", "auto")) == "nccl"
 
 
 def test_a_machine_without_a_calibration_is_as_before() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.terms import Kernels, saved_bytes
+from trigrid.plan.alive import Zero, reduced
 from trigrid.plan.compute import Cut
 from trigrid.plan.constants import shipped
 from trigrid.plan.engine_memory import EngineMemory
@@ -116,6 +117,15 @@ def test_the_closed_form_is_never_below_the_replay(schedule: str, virtual: int) 
                 closed, replayed = (memory.use(setup, rank, exact=e).training_bytes for e in (False, True))
                 assert closed >= replayed - 16, (setup, rank)
                 assert schedule != "1f1b" or m <= pp or closed <= replayed * 1.005, (setup, rank)
+
+
+def test_what_has_waited_is_summed_bucket_by_bucket() -> None:
+    """Of four ranks: parts of 4 bytes an element, then each bucket's sum of 1 beside all that is left of them."""
+    sharing = Zero(gathered=0.0, sent=0.0, whole=0.0, shard=0.0, once=4.0, summed=1.0, ahead=0)
+    assert reduced([100, 10], sharing) == (110, 440 + 100)
+    # The first one gives up 400 for 100, and then the second needs 1000.
+    assert reduced([100, 1000], sharing) == (1100, 4400 - 300 + 1000)
+    assert reduced([10, 1000], sharing._replace(once=1.0, summed=0.0)) == (1010, 1010)
 
 
 def test_kernels_that_a_norm_needs_are_named() -> None:

@@ -16,6 +16,7 @@ from trigrid.schedule import (
     bytes_over_time,
     in_flight,
     make_schedule,
+    messages_alive,
     order_of,
     peak_bytes,
     rank_peak_bytes,
@@ -47,6 +48,27 @@ def test_what_an_input_backward_keeps_is_freed_with_the_weights() -> None:
     assert peak_bytes(schedule, [7], [9]) == (18,)
     timeline = replay(order_of(schedule), Durations.equal(1, 1, 2, 4))
     assert bytes_over_time(timeline, [7], [4]) == (((0, 7), (3, 4), (3, 11), (6, 8), (10, 4), (14, 0)),)
+
+
+def test_messages_are_posted_ahead_and_their_sends_wait() -> None:
+    """1F1B, two ranks, F0 F1 B0 B1 and F0 B0 F1 B1: of the only channel to each rank one receive is posted until all
+    have been taken; a send is over when the next one is."""
+    assert messages_alive(make_schedule("1f1b", 2, 2)) == ((1, 2, 2, 1), (1, 1, 1, 1))
+
+
+def test_messages_behind_which_one_is_needed_are_taken_early() -> None:
+    """Rank 0 of a zbv of two sends F0.0, F0.1, F0.2, I3.0: rank 1 takes F0.2 to get at I3.0, from which I2.0 starts.
+    What one stage of a rank hands to the other waits where another action comes between."""
+    schedule = make_schedule("zbv", 2, 4)
+    alive = dict(zip(map(str, schedule.ranks[1]), messages_alive(schedule)[1], strict=True))
+    # A receive and a send; then F0.2; then what I2.0 hands to I1.0; then F0.2 is used.
+    assert [alive[name] for name in ("F1.1", "I2.0", "W2.0", "F1.2")] == [2, 3, 4, 3]
+    swapped = Schedule("own", 2, (0, 0), (_both(Action(F, 0, 0), Action(F, 0, 1), Action(F, 1, 0), Action(F, 1, 1)),))
+    assert messages_alive(swapped)[0][:4] == (0, 1, 1, 0)
+
+
+def _both(*forwards: Action) -> tuple[Action, ...]:
+    return (*forwards, *(action._replace(kind=B) for action in reversed(forwards)))
 
 
 def test_stages_of_one_rank_are_added_up() -> None:

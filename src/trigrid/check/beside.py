@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trigrid.check.pool import Pool
 from trigrid.check.prove import Line, Proof, program_software, prove_rank, trace_rank
@@ -54,8 +54,9 @@ def beside(job: Job, pool: Pool, ranks: Sequence[int]) -> Beside:
     A thread of gloo may let go of a message late, so a real rank may hold too much, and never too little: where
     anything differs, the ranks among their peers run again.
     """
+    job = replace(job, run=replace(job.run, device="cpu"))
     planned = make_plan(job, program_software(job))
-    fake = tuple(prove_rank(job, role, planned, backend="gloo") for role in chosen(job, tuple(ranks)))
+    fake = tuple(prove_rank(job, role, planned) for role in chosen(job, tuple(ranks)))
     for _ in range(TRIES):
         found = Beside(tuple(pool.run(trace_rank, job.parallel.world, job, planned)), fake)
         if not (found.differences() or found.unplanned()):

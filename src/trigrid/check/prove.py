@@ -41,6 +41,7 @@ from trigrid.engine.zero import Initialise
 from trigrid.grid import Grid, grid_of
 from trigrid.ledger import STATE
 from trigrid.models.build import build_engine
+from trigrid.plan.backend import backend_of
 from trigrid.plan.memory import StageUse
 from trigrid.plan.plan import Plan, make_plan
 from trigrid.plan.software import Software, engine_software
@@ -154,14 +155,13 @@ def program_software(job: Job) -> Software:
     return replace(software, kernels=replace(software.kernels, fused_norm=False))
 
 
-def prove_rank(job: Job, role: Role, planned: Plan, backend: str = "nccl") -> Proof:
-    """The proof of one rank, without its peers and without data; planned: the plan of `job`; backend: whose program
-    is run, where the engine knows more than one."""
+def prove_rank(job: Job, role: Role, planned: Plan) -> Proof:
+    """The proof of one rank, without its peers and without data; planned: the plan of `job`."""
     assert not dist.is_initialized(), "a dry run needs a process group of its own"
     dist.init_process_group("fake", rank=role.rank, world_size=job.parallel.world, store=FakeStore())
     try:
         with FakeTensorMode():
-            return trace(job, role, planned, partial(DryComm, stands_for=backend), _empty)
+            return trace(job, role, planned, partial(DryComm, stands_for=backend_of(job)), _empty)
     finally:
         dist.destroy_process_group()
 
@@ -179,7 +179,9 @@ def trace(
     comm_of: Callable[[Grid, int, Tracer], Comm],
     initialise: Initialise | None = None,
 ) -> Proof:
-    """Two steps of one rank and what the second did, whatever the process group and the tensors are."""
+    """Two steps of one rank and what the second did, whatever the process group and the tensors are. Where the job
+    compiles blocks, this is what is compiled."""
+    job = replace(job, run=replace(job.run, compile=False))
     begun = time.process_time()
     with Tracer() as tracer:
         comm = comm_of(grid_of(job), role.rank, tracer)

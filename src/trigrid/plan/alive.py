@@ -2,22 +2,20 @@
 
 While a unit works there are: what all microbatches under way keep; the unit's own storages (units.py); weights that
 ZeRO-3 has gathered for it and ahead of it; its whole gradients, where those of each microbatch are reduced, and the
-shard that comes of them; in the last backward of a step the shards of units that are through with it, where gradients
-are reduced once.
+shard that comes of them; in the last backward of a step what the reductions of units that are through with it have
+received, where gradients are reduced once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from trigrid.plan.units import Working
-from trigrid.schedule import Action, Kind
-from trigrid.schedule.generators import rank_actions
+from trigrid.schedule import Action, Kind, Schedule, make_schedule, messages_alive
 
-KINDS = tuple(Kind)
+NUMBERS = {kind: number for number, kind in enumerate(Kind)}
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -35,14 +33,16 @@ class Moment(NamedTuple):
 
 class Zero(NamedTuple):
     """Bytes per element of: weights while they are gathered, and of the shard that is sent meanwhile, where it is a
-    copy in another format; gradients while they are whole; the shard that reducing them gives, for each microbatch and
-    once a step. ahead: units whose weights are gathered ahead."""
+    copy in another format; gradients while they are whole; what there is at the end of their reduction, for each
+    microbatch; what waits for the update, reduced once a step, and the sum that is made of it first, if it is no sum
+    yet. ahead: units whose weights are gathered ahead."""
 
     gathered: float
     sent: float
     whole: float
     shard: float
     once: float
+    summed: float
     ahead: int
 
 
@@ -61,14 +61,16 @@ class Line(NamedTuple):
 
 class Chunk(NamedTuple):
     """A stage. kept: from forward to backward; later: from the backward of the input to that of the weights; moments:
-    of each kind of action; last: of the last backward of a step; reduced: shards that wait for the update from there
-    on; embedding: of what is kept, the embedding's; head: of what is kept and what waits, the head's."""
+    of each kind of action; last: of the last backward of a step; reduced: what waits for the update from there on,
+    buckets: elements of each; embedding: of what is kept, the embedding's; head: of what is kept and what waits, the
+    head's."""
 
     kept: float
     later: float
     moments: tuple[Moment, ...]
     last: tuple[Moment, ...]
     reduced: float
+    buckets: tuple[int, ...]
     embedding: float
     head: tuple[float, float]
 
@@ -149,16 +151,19 @@ class _Stage:
                 halves, left = False, left - self.boundary
             for i in self._some(count):
                 at = number - 1 - i
-                rest = left - (i + 1) * held + i * stays + (arrives if not i else self._arrives(kind))
+                rest = left - (i + 1) * held + i * stays
+                came = self._arrives(kind) if i else arrives
                 waits = reduced + (zero.once * self._through(number, i) if last else 0.0)
                 whole = 0.0 if kind is Kind.INPUT else zero.whole * self.line.own[at]
                 opened, own = (self.line.of_input if kind is Kind.INPUT else self.line.backward)[at], self.line.own[at]
                 gathered = 0.0 if halves else self._gathered(opened, own)
-                yield _moment(name, rest, held, working + gathered + whole + waits, self._arrives(kind))
+                yield _moment(name, rest + came, held, working + gathered + whole + waits, self._arrives(kind))
                 if kind is not Kind.INPUT and self.line.leaves[at]:
                     shard = (zero.shard + (zero.once if last else 0.0)) * own
                     ahead = 0.0 if halves else gathered - zero.gathered * own
-                    into = self.boundary if kind is Kind.BACKWARD and name != EMBEDDING else 0.0
+                    # What a unit gives to the one before it; an embedding's own gradient stays until it has left.
+                    into = self.boundary if (kind is Kind.BACKWARD) != (name == EMBEDDING) else 0.0
+                    rest += self._arrives(kind)
                     yield _moment(name, rest, 0.0, into + ahead + whole + waits + shard, self._arrives(kind))
             left -= count * (held - stays)
             if last:
@@ -166,6 +171,9 @@ class _Stage:
             arrives, number = self._arrives(kind), number - count
 
     def _arrives(self, kind: Kind) -> float:
+        """Of the gradient that has come from a stage behind, after the unit that it was for."""
+        if kind is Kind.INPUT and self.units[self.line.kinds[-1][0]].passed:
+            return 0.0
         return 0.0 if kind is Kind.WEIGHT else self.arrives
 
     def _held(self, name: str, kind: Kind) -> float:
@@ -205,10 +213,24 @@ def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float,
     last = moments
     if zero.once:
         last = (forward, *(max(stage.backwards(kind, last=True), default=idle) for kind in kinds))
-    reduced = zero.once * sum(own for own, leaves in zip(line.own, line.leaves, strict=True) if leaves)
+    buckets = tuple(own for own, leaves in zip(line.own, line.leaves, strict=True) if leaves)
     head = units[HEAD] if line.kinds[-1][0] == HEAD else None
     heads = (head.kept, head.later) if head else (0.0, 0.0)
-    return Chunk(kept, later, moments, last, reduced, units[EMBEDDING].kept if stage.embeds else 0.0, heads)
+    embedding = units[EMBEDDING].kept if stage.embeds else 0.0
+    return Chunk(kept, later, moments, last, zero.once * sum(buckets), buckets, embedding, heads)
+
+
+def reduced(buckets: Sequence[int], zero: Zero) -> tuple[float, float]:
+    """Bytes of the reduced shards of buckets of so many elements, which wait for the update, and the most that there
+    is while each has its sum made of what has waited, one after the other."""
+    numel = sum(buckets)
+    if not zero.summed:
+        return zero.once * numel, zero.once * numel
+    now = most = zero.once * numel
+    for bucket in buckets:
+        most = max(most, now + zero.summed * bucket)
+        now += (zero.summed - zero.once) * bucket
+    return now, most
 
 
 # Ranks
@@ -217,20 +239,30 @@ Turn = tuple[int, int, bool]
 """An action of a rank: its kind and its stage, numbered among those of the rank, and whether it is the stage's last."""
 
 
-@lru_cache(maxsize=512)
-def named_turns(name: str, pp: int, microbatches: int, virtual: int, rank: int) -> tuple[Turn, ...]:
-    """Of a rank of a named schedule, without rounds that are like those before."""
+class Turns(NamedTuple):
+    """The actions of a rank, and how many messages are there during each of them (`schedule.messages_alive`)."""
+
+    turns: tuple[Turn, ...]
+    messages: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def named_turns(name: str, pp: int, microbatches: int, virtual: int) -> tuple[Turns, ...]:
+    """By rank of a named schedule, without rounds that are like those before."""
     if name != "gpipe":
         microbatches = min(microbatches, 3 * pp + microbatches % pp)
-    return turns(rank_actions(name, pp, microbatches, virtual, rank))
+    return turns_of(make_schedule(name, pp, microbatches, virtual))
 
 
-def turns(actions: Sequence[Action]) -> tuple[Turn, ...]:
+def turns_of(schedule: Schedule) -> tuple[Turns, ...]:
+    """By rank."""
+    return tuple(map(Turns, map(_turns, schedule.ranks), messages_alive(schedule)))
+
+
+def _turns(actions: Sequence[Action]) -> tuple[Turn, ...]:
     numbers = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
     last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.BACKWARD, Kind.WEIGHT)}
-    return tuple(
-        (KINDS.index(kind), numbers[stage], last.get(stage) == at) for at, (kind, stage, _) in enumerate(actions)
-    )
+    return tuple((NUMBERS[kind], numbers[stage], last.get(stage) == at) for at, (kind, stage, _) in enumerate(actions))
 
 
 class Fullest(NamedTuple):
@@ -246,14 +278,15 @@ class Fullest(NamedTuple):
     earlier: float = 0.0
 
 
-def fullest(chunks: Sequence[Chunk], actions: Sequence[Turn], messages: Sequence[float]) -> Fullest:
-    """Of a rank that holds `chunks`; messages: bytes of those that are there during each of its actions."""
+def fullest(chunks: Sequence[Chunk], mine: Turns, boundary: float) -> Fullest:
+    """Of a rank that holds `chunks`; boundary: bytes of a message."""
+    actions, messages = mine
     most, earlier, found, held, reduced = -1.0, 0.0, (0, 0.0), 0.0, 0.0
     waits = any(chunk.reduced for chunk in chunks)
     for at, ((kind, number, last), there) in enumerate(zip(actions, messages, strict=True)):
         chunk = chunks[number]
         held -= chunk.before(kind)
-        total = held + reduced + there + (chunk.last if last else chunk.moments)[kind].total
+        total = held + reduced + boundary * there + (chunk.last if last else chunk.moments)[kind].total
         if total > most:
             most, found = total, (at, held)
             late = waits and (last or reduced > 0)
@@ -269,29 +302,4 @@ def fullest(chunks: Sequence[Chunk], actions: Sequence[Turn], messages: Sequence
         kept, later = chunks[which].head
         heads += (kept, -kept, later - kept, -later)[other]
     moment = (chunks[number].last if last else chunks[number].moments)[kind]
-    return Fullest(most, messages[at], held - heads, heads, moment, earlier if late else 0.0)
-
-
-@lru_cache(maxsize=512)
-def messages(placement: tuple[int, ...], rank: int, actions: tuple[Turn, ...]) -> tuple[int, ...]:
-    """Stage boundaries that are on a rank during each of its actions beside what is kept for backward: of each channel
-    the receive that is posted ahead, and the send that may be unfinished. placement: ranks of the stages."""
-    stages = [stage for stage, holder in enumerate(placement) if holder == rank]
-
-    def peer(stage: int) -> int | None:
-        return placement[stage] if 0 <= stage < len(placement) and placement[stage] != rank else None
-
-    found = []
-    sent: set[int | None] = set()
-    ends = []
-    for kind, number, _ in actions:
-        ahead = {Kind.FORWARD: 1, Kind.WEIGHT: 0}.get(KINDS[kind], -1)
-        ends.append((peer(stages[number] - ahead), peer(stages[number] + ahead)))
-    coming = Counter(source for source, _ in ends if source is not None)
-    for source, target in ends:
-        if source is not None:
-            coming[source] -= 1
-        found.append(sum(left > 0 for left in coming.values()) + len(sent))
-        if target is not None:
-            sent.add(target)
-    return tuple(found)
+    return Fullest(most, boundary * messages[at], held - heads, heads, moment, earlier if late else 0.0)

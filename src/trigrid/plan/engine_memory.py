@@ -14,21 +14,20 @@ from trigrid.plan.alive import (
     Fullest,
     Line,
     Moment,
-    Turn,
+    Turns,
     Zero,
     fullest,
     line,
-    messages,
     named_turns,
-    turns,
+    reduced,
 )
 from trigrid.plan.alive import chunk as make_chunk
+from trigrid.plan.backend import scattered
 from trigrid.plan.compute import Cut
 from trigrid.plan.memory import Memory, StageUse, UnitBytes
-from trigrid.plan.setup import SPLIT_BACKWARD, Setup, held_at_once
+from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
 from trigrid.plan.units import Unit, Working
-from trigrid.schedule import Action
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
 
@@ -69,7 +68,7 @@ class EngineMemory(Memory):
     def _claimed(self, unit: UnitBytes, recompute: str) -> Working:
         kept = unit.kept if recompute == "full" else unit.saved
         whole, later = unit.saved + unit.working, unit.for_weights
-        return Working(kept, later, unit.saved, whole, max(whole, later), later)
+        return Working(kept, later, 0.0, unit.saved, whole, max(whole, later), later)
 
     def chunk(self, setup: Setup, cut: Cut, kinds: tuple[tuple[str, int], ...]) -> tuple[float, float, float]:
         assert isinstance(setup.recompute, str), "a chunk has one way to recompute: setup.at(stage)"
@@ -110,12 +109,14 @@ class EngineMemory(Memory):
         # Among one rank a shard is the whole, and gathering it changes its format at most.
         gathers = setup.zero == 3 and setup.gather_per_use and (sharded or policy.gather != self._master)
         each, once = setup.reduce_per_microbatch, setup.zero > 0 and sharded and not setup.reduce_per_microbatch
+        arriving, summed = scattered(policy.reduce, setup.shards, self.software.kernels.exchanges)
         return Zero(
             gathered=policy.compute if gathers else 0.0,
-            sent=policy.gather / shards if gathers and policy.gather != self._master else 0.0,
+            sent=policy.gather / shards if gathers and sharded and policy.gather != self._master else 0.0,
             whole=policy.reduce if each else 0.0,
-            shard=policy.reduce / shards if each and sharded else 0.0,
-            once=policy.reduce / shards if once else 0.0,
+            shard=arriving + summed if each and sharded else 0.0,
+            once=arriving if once else 0.0,
+            summed=summed if once else 0.0,
             ahead=self.software.prefetched if gathers else 0,
         )
 
@@ -129,30 +130,28 @@ class EngineMemory(Memory):
         assert setup.recomputed == 1.0, "a stage of this engine recomputes all of its blocks or none"
         chunks = self._of_rank(setup, rank, setup.schedule in SPLIT_BACKWARD)
         if exact or not isinstance(setup.recompute, str):
-            named = named_turns(setup.schedule, setup.pp, setup.microbatches, setup.virtual, rank)
-            return self._replayed(setup, rank, chunks, named)
+            named = named_turns(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
+            return self._replayed(setup, rank, chunks, named[rank])
         return self._use(setup, rank, chunks, bound(setup, rank, chunks, self.boundary_bytes(setup)))
 
-    def use_of(self, setup: Setup, rank: int, actions: Sequence[Action], splits: bool) -> StageUse:
-        """The same of a rank that does `actions`; splits: its products can put off the gradients of their weights."""
-        return self._replayed(setup, rank, self._of_rank(setup, rank, splits), turns(actions))
+    def use_of(self, setup: Setup, rank: int, mine: Turns, splits: bool) -> StageUse:
+        """The same of a rank that does `mine`; splits: its products can put off the gradients of their weights."""
+        return self._replayed(setup, rank, self._of_rank(setup, rank, splits), mine)
 
     def _of_rank(self, setup: Setup, rank: int, splits: bool) -> list[Chunk]:
         return [self._stage(setup, stage, splits) for stage in self.held(setup)[rank].stages]
 
-    def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], actions: tuple[Turn, ...]) -> StageUse:
-        boundary = self.boundary_bytes(setup)
-        there = [boundary * n for n in messages(placement(setup), rank, actions)]
-        return self._use(setup, rank, chunks, fullest(chunks, actions, there))
+    def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], mine: Turns) -> StageUse:
+        return self._use(setup, rank, chunks, fullest(chunks, mine, self.boundary_bytes(setup)))
 
     def _use(self, setup: Setup, rank: int, chunks: Sequence[Chunk], full: Fullest) -> StageUse:
         policy, mine, moment = self.software.policy, self.held(setup)[rank], full.moment
         state, parameters = self.state(setup, rank)
-        inputs = self._inputs(setup)
+        inputs, later = self._inputs(setup)
         # Gathered once a step, whole weights are there until its end.
         kept = parameters * policy.compute if setup.zero == 3 and not setup.gather_per_use else 0.0
-        reduced = sum(chunk.reduced for chunk in chunks)
-        update = kept + reduced + self._finish(setup, mine.parts)
+        shards, summing = reduced([numel for chunk in chunks for numel in chunk.buckets], self._zero(setup))
+        update = kept + max(summing, shards + self._finish(setup, mine.parts))
         base, largest = sum(state), max(self._sizes(setup)[kind] for kind, _ in mine.parts)
         name = moment.unit if moment.unit == EMBEDDING else "loss" if moment.unit == HEAD else "block"
         training = full.total + kept
@@ -160,24 +159,24 @@ class EngineMemory(Memory):
         peaks = (
             *((("block", base + training + inputs - full.total + full.earlier),) if full.earlier else ()),
             (fullest_at, base + training + inputs),
-            ("optimizer", base + update + inputs),
+            ("optimizer", base + update + later),
             ("start", float(base + largest * self._master)),
         )
         found = (rank, mine.layers, parameters, state)
-        if update > training:
-            return StageUse(*found, 0.0, 0.0, update, 0.0, inputs, "optimizer", peaks, training)
+        if update + later > training + inputs:
+            return StageUse(*found, 0.0, 0.0, update, 0.0, later, "optimizer", peaks, training)
         activations, logits = full.held + moment.kept, full.heads + moment.head
         buffers = full.messages + moment.arrived
         transients = training - buffers - activations - logits
         return StageUse(*found, activations, logits, transients, buffers, inputs, fullest_at, peaks, training)
 
-    def _inputs(self, setup: Setup) -> float:
-        """Tokens and labels of a step, and of all again with the sequence first, which is the same for one row; tables
-        of rotary positions."""
+    def _inputs(self, setup: Setup) -> tuple[float, float]:
+        """Tokens and labels of a step and tables of rotary positions, and all that is there of them before the update:
+        tokens and labels again with the sequence first, which is the same for one row. (before, then)"""
         spec, cut = self.spec, setup.cut
-        each = TOKEN * (3 if self.software.kernels.documents else 2) * (2 if setup.micro_batch > 1 else 1)
+        each = TOKEN * (3 if self.software.kernels.documents else 2) * setup.microbatches * cut.tokens
         tables = 2 * cut.sequence * spec.head_dim * self.software.policy.compute if spec.block == "llama" else 0
-        return setup.microbatches * cut.tokens * each + tables
+        return tables + each * (2 if setup.micro_batch > 1 else 1), tables + each
 
     def _finish(self, setup: Setup, parts: Sequence[tuple[str, int]]) -> float:
         """Beside state and reduced shards, the most that the end of a step has: gradients that are summed over TP, in
@@ -220,9 +219,11 @@ def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> 
     It is that moment where every backward finds as much under way as there ever is, as in 1F1B.
     """
     splits, number = setup.schedule in SPLIT_BACKWARD, len(chunks)
-    # Of each neighbour a receive posted ahead and an unfinished send.
+    # Of each neighbour a receive posted ahead and an unfinished send; in a V one taken early, and one handed on where
+    # it turns.
     places = placement(setup)
-    there = boundary * 2 * len({b for a, b in (*pairwise(places), *pairwise(places[::-1])) if a == rank != b})
+    near = {b for a, b in (*pairwise(places), *pairwise(places[::-1])) if a == rank}
+    there = boundary * (2 * len(near - {rank}) + (setup.schedule in V_SHAPED) + (rank in near))
     pairs = held_at_once(setup.schedule, setup.pp, setup.microbatches, setup.virtual)[rank]
     embedding, head = chunks[0].embedding, chunks[-1].head
     blocks = (sum(chunk.kept for chunk in chunks) - embedding - head[0]) / number

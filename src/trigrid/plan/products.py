@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from trigrid.blueprint.terms import Kernels
+from trigrid.plan.backend import scattered
 from trigrid.plan.compute import Cut
 from trigrid.plan.tape import Gradients, Storage, Tape
 
@@ -48,7 +49,7 @@ class Products:
 
         def back() -> Gradients:
             gradient = tape.take(out)
-            found = tape.make(x.size)
+            found = self._scatter(gradient) if gathers else tape.make(x.size)
             tape.drop(gradient)
             return [(x, found)]
 
@@ -61,7 +62,7 @@ class Products:
         if not self._region:
             return tape.share(x)
         scatters = self._region == "gather"
-        out = tape.make(x.size / self.cut.tp if scatters else x.size)
+        out = self._scatter(x) if scatters else tape.make(x.size)
 
         def back() -> Gradients:
             gradient = tape.take(out)
@@ -73,6 +74,16 @@ class Products:
 
         tape.record(back)
         return out
+
+    def _scatter(self, x: Storage) -> Storage:
+        """This rank's part of the sequence, summed over TP."""
+        tape, (arriving, summed) = self.tape, scattered(x.size, self.cut.tp, self.kernels.exchanges)
+        arrived = tape.make(arriving)
+        if not summed:
+            return arrived
+        found = tape.make(summed)
+        tape.drop(arrived)
+        return found
 
     def column(self, make: Make, x: Storage, layers: Sequence[Layer], again: bool) -> list[Storage]:
         gathers = self._region == "gather"
@@ -151,7 +162,7 @@ class Products:
             if len(layers) > 1:
                 tape.work(size)
             if more > 1:
-                whole, into = into, tape.make(made.size)
+                whole, into = into, self._scatter(into)
                 tape.drop(whole)
             found = [(inputs[0], into)]
             if made not in inputs:

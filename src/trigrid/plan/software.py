@@ -10,6 +10,7 @@ from typing import Literal
 
 from trigrid.blueprint.terms import Kernels
 from trigrid.errors import Problem, Refused
+from trigrid.plan.backend import backend_of
 from trigrid.spec.job import Job
 
 
@@ -255,6 +256,7 @@ def engine_software(job: Job) -> Software:
         documents=job.data.document_attention,
         hashed_dropout=run.dropout > 0,
         hashed_scores=run.attention_dropout > 0,
+        exchanges=backend_of(job) == "gloo",
     )
     base, precision = replace(base, kernels=kernels, prefetched=layout.prefetch), run.precision
     if precision == "bf16":

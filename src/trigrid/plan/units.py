@@ -18,7 +18,8 @@ from trigrid.spec.model import ModelSpec
 
 class Working(NamedTuple):
     """Bytes of a unit for one microbatch. kept: from forward to backward, with the input. later: from the backward of
-    the input to that of the weights, where the two are apart.
+    the input to that of the weights, where the two are apart; of it, passed: the gradient that has arrived, which its
+    last product passes on to its weight.
 
     forward, whole, of_input, of_weights: all that is alive at the fullest moment of a forward, a whole backward, one of
     the input, one of the weights: what is kept, the gradient that arrives, what comes and goes.
@@ -26,6 +27,7 @@ class Working(NamedTuple):
 
     kept: float
     later: float
+    passed: float
     forward: float
     whole: float
     of_input: float
@@ -53,15 +55,16 @@ class Unit:
         x = tape.make(boundary)
         out, _ = tape.apart(lambda: program(self._on(tape), x), graph=not again)
         kept, forward = tape.now - out.size, tape.most
-        whole, _ = self._backward(program, x.size, queue=False)
+        whole, _, _ = self._backward(program, x.size, queue=False)
         if not self.splits or kind == "embedding":
-            return Working(kept, 0.0, forward, whole, whole, whole)
-        of_input, later = self._backward(program, x.size, queue=True)
+            return Working(kept, 0.0, 0.0, forward, whole, whole, whole)
+        of_input, later, passed = self._backward(program, x.size, queue=True)
         rows = self.wide if self.kernels.regather and self.cut.sequence_parallel else 0.0
-        return Working(kept, later, forward, whole, of_input, later + rows + self._largest(kind))
+        return Working(kept, later, passed, forward, whole, of_input, later + rows + self._largest(kind))
 
-    def _backward(self, program: Program, size: float, queue: bool) -> tuple[float, float]:
-        """(most, left for the weights) of a forward, if it is run again, and a backward."""
+    def _backward(self, program: Program, size: float, queue: bool) -> tuple[float, float, float]:
+        """(most, left for the weights, of it the gradient that arrived) of a forward, if it is run again, and a
+        backward."""
         tape = Tape(queue)
         x = tape.make(size)
         arrives = self.boundary if program != self._head else 0.0
@@ -82,7 +85,7 @@ class Unit:
         left = tape.now
         assert left > -1, "a storage dies twice"
         assert queue or left < 1, "a storage outlives its backward"
-        return tape.most, left
+        return tape.most, left, gradient.size if gradient.owners else 0.0
 
     def _on(self, tape: Tape) -> Operations:
         return Operations(tape, self.cut, self.kernels, self.compute, self.splits)

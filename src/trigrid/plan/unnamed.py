@@ -6,10 +6,10 @@ the time of the pipeline and all that follows from the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trigrid.plan.alive import Turns, turns_of
 from trigrid.plan.auto import holding, made_for, named_job, with_head
 from trigrid.plan.engine_memory import EngineMemory
 from trigrid.plan.memory import StageMemory
@@ -18,7 +18,7 @@ from trigrid.plan.plan import Interval, Plan, Stage, judged, make_plan
 from trigrid.plan.software import Software
 from trigrid.plan.stages import stages_of, step_of
 from trigrid.plan.step import Step, StepTime
-from trigrid.schedule import Action, Schedule, Timeline, make_schedule, order_of, peak_bytes, replay
+from trigrid.schedule import Schedule, Timeline, make_schedule, order_of, peak_bytes, replay
 from trigrid.schedule.of_job import file_schedule, splits_backward
 from trigrid.spec.job import Job
 
@@ -48,7 +48,7 @@ def _with(plan: Plan, schedule: Schedule, assumption: str, splits: bool) -> Plan
     stages = stages_of(step, setup)
     named = make_schedule(setup.schedule, setup.pp, setup.microbatches, setup.virtual)
     own, peaks = (peak_bytes(one, *with_head(step, stages)) for one in (named, schedule))
-    ranks = zip(plan.stages, own, peaks, schedule.ranks, strict=True)
+    ranks = zip(plan.stages, own, peaks, turns_of(schedule), strict=True)
     held = tuple(_stage(step, plan, *found, splits=splits) for found in ranks)
     time = _time(plan.time, replay(order_of(schedule), stages.durations))
     faster = plan.time.step_s / time.step_s
@@ -67,11 +67,11 @@ def _with(plan: Plan, schedule: Schedule, assumption: str, splits: bool) -> Plan
     )
 
 
-def _stage(step: Step, plan: Plan, stage: Stage, own: int, peak: int, actions: Sequence[Action], splits: bool) -> Stage:
-    """`stage` where its rank does `actions` and holds `peak` bytes of microbatches under way in place of `own`."""
+def _stage(step: Step, plan: Plan, stage: Stage, own: int, peak: int, mine: Turns, splits: bool) -> Stage:
+    """`stage` where its rank does `mine` and holds `peak` bytes of microbatches under way in place of `own`."""
     memory = step.memory
     if isinstance(memory, EngineMemory):
-        use = memory.use_of(plan.setup, stage.stage, actions, splits)
+        use = memory.use_of(plan.setup, stage.stage, mine, splits)
     else:
         use = holding(stage.memory.use, peak - own)
     ledger = step.memory.ledger(plan.setup, use)

@@ -103,6 +103,8 @@ def compare_run(run: Run, calibration: str = "", traced: Sequence[Traced] = ()) 
     compared as far as that goes.
     """
     job, plan, unplanned = run.job, None, ""
+    if run.on_cpu:
+        job = replace(job, run=replace(job.run, device="cpu"))
     if calibration:
         inside = load_measured(calibration).gpus_per_node or job.cluster.gpus_per_node
         job = replace(job, cluster=replace(job.cluster, calibration=calibration, gpus_per_node=inside))

@@ -17,7 +17,14 @@ auto.py        a schedule made for given times: listing.py proposes, exchange.py
 from trigrid.schedule.actions import Action, Kind, Schedule, channels, needs, receives, result, sends_to
 from trigrid.schedule.files import read_schedule, write_schedule
 from trigrid.schedule.generators import NAMES, forward_only, make_schedule
-from trigrid.schedule.memory import InFlight, bytes_over_time, in_flight, peak_bytes, rank_peak_bytes
+from trigrid.schedule.memory import (
+    InFlight,
+    bytes_over_time,
+    in_flight,
+    messages_alive,
+    peak_bytes,
+    rank_peak_bytes,
+)
 from trigrid.schedule.replay import Durations, Order, Span, Timeline, order_of, replay
 from trigrid.schedule.steady import end_s, order_for
 from trigrid.schedule.validate import validate
@@ -38,6 +45,7 @@ __all__ = [
     "forward_only",
     "in_flight",
     "make_schedule",
+    "messages_alive",
     "needs",
     "order_for",
     "order_of",

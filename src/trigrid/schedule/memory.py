@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from trigrid.schedule.actions import Kind, Schedule
+from trigrid.schedule.actions import Action, Kind, Schedule
 from trigrid.schedule.generators import rank_actions
 from trigrid.schedule.replay import Timeline
 
@@ -61,6 +61,60 @@ def _places(name: str, pp: int, microbatches: int, chunks: int, rank: int) -> tu
     chunk = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
     first = {kind: number * chunks for number, kind in enumerate(Kind)}
     return tuple(first[kind] + chunk[stage] for kind, stage, _ in actions)
+
+
+def messages_alive(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """By rank, stage boundaries that the pipeline has in hand during each of its actions, beside what the action starts
+    from and makes.
+
+    Of each channel the receive that is posted ahead, what was taken already to get at a message behind it (a channel
+    gives them in the sender's order), and the send that may be unfinished; and what a stage has handed to another one
+    of the same rank, which has not begun with it.
+    """
+    placement, stages = schedule.placement, schedule.stages
+    inboxes: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
+    lines: list[list[tuple[int, Action, int]]] = []
+    for rank, actions in enumerate(schedule.ranks):
+        line = []
+        for action in actions:
+            kind, stage, microbatch = action
+            ahead = {Kind.FORWARD: 1, Kind.WEIGHT: 0}.get(kind, -1)
+            before, after = (stage - ahead, stage + ahead) if ahead else (stages, stages)
+            source = placement[before] if 0 <= before < stages else -1
+            target = placement[after] if 0 <= after < stages else -1
+            name = Kind.FORWARD if ahead > 0 else Kind.BACKWARD
+            line.append((source, Action(name, before, microbatch), target))
+            if target not in (-1, rank):
+                inboxes[target].setdefault(rank, []).append(Action(name, stage, microbatch))
+        lines.append(line)
+    return tuple(_in_hand(rank, line, inboxes[rank]) for rank, line in enumerate(lines))
+
+
+def _in_hand(
+    rank: int, line: Sequence[tuple[int, Action, int]], inboxes: Mapping[int, Sequence[Action]]
+) -> tuple[int, ...]:
+    """Of one rank. line: where what each action starts from comes from, its name, and where its result goes."""
+    taken = dict.fromkeys(inboxes, 0)
+    posted, handed = len(inboxes), 0
+    waiting: set[Action] = set()
+    sent: set[int] = set()
+    found = []
+    for source, name, target in line:
+        if source == rank:
+            handed -= 1
+        elif source >= 0:
+            names = inboxes[source]
+            while name not in waiting:
+                waiting.add(names[taken[source]])
+                taken[source] += 1
+                posted -= taken[source] == len(names)
+            waiting.remove(name)
+        found.append(posted + len(waiting) + len(sent) + handed)
+        if target == rank:
+            handed += 1
+        elif target >= 0:
+            sent.add(target)
+    return tuple(found)
 
 
 def bytes_over_time(
