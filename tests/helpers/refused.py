@@ -251,6 +251,22 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "per step saves nothing; nearest legal: auto, per_step"
         ],
     ),
+    *(
+        (
+            {"run.compile": True, "parallel.schedule": name, "parallel.virtual_stages": virtual},
+            [
+                f"parallel.schedule = {name}: {splits} backwards, and a graph of run.compile has all of its gradients "
+                f"at once; nearest legal: {whole}"
+            ],
+        )
+        for name, virtual, splits, whole in (
+            ("zb-h1", 1, "splits", "1f1b"),
+            ("zbv", 2, "splits", "interleaved"),
+            ("dualpipev", 2, "splits", "interleaved"),
+            ("auto", 2, "may split", "interleaved"),
+            ("auto", 1, "may split", "1f1b"),
+        )
+    ),
     # batch and steps
     (
         {"batch.global_batch": 30},

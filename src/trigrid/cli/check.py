@@ -112,6 +112,8 @@ def prove(
     job = _job(arguments, gpus, console)
     job, kept = cut(job) if quick else (job, "")
     shown = chosen(job, _numbers(ranks)) if ranks else roles(job)
+    if job.run.compile:
+        console.say("run.compile: what runs and is counted is the program before it is compiled")
     with console.waiting("running the program"):
         proofs = run(job, shown, console.say)
     if snapshot:

@@ -2,6 +2,8 @@
 
 comm.py      every collective and point-to-point call, counted
 activity.py  what a rank does now, for a watchdog
+traced.py    its collectives as operators of torch, for graphs
+matmul.py    how products of fp32 matrices are computed
 tensor.py    tensor parallelism: regions, vocabulary-parallel embedding and loss
 again.py     tensors that backward makes again, where autograd would keep them
 dropout.py   masks that are hashes of what each element is

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -98,6 +98,18 @@ class Pending:
             self._until(self._work)
         self._work = self._sent = None
         return self._finish(self.arriving)
+
+
+class Collectives(Protocol):
+    """What tensor parallelism asks of others, as `Comm` says."""
+
+    def group(self, axis: str) -> Group: ...
+
+    def all_reduce(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Tensor: ...
+
+    def all_gather(self, shard: Tensor, axis: str) -> Tensor: ...
+
+    def reduce_scatter(self, full: Tensor, axis: str) -> Tensor: ...
 
 
 class Comm:

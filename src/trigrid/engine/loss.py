@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trigrid.blueprint.parameters import LocalParameter
-from trigrid.engine.comm import Comm
+from trigrid.engine.comm import Collectives
 from trigrid.engine.tensor import TensorParallel
 
 
@@ -49,7 +49,7 @@ class _Softmax(NamedTuple):
     here_SB: Tensor
 
 
-def _softmax(logits_SBV: Tensor, labels_SB: Tensor, columns: tuple[int, int], comm: Comm) -> _Softmax:
+def _softmax(logits_SBV: Tensor, labels_SB: Tensor, columns: tuple[int, int], comm: Collectives) -> _Softmax:
     shifted_SBV = _wide(logits_SBV, columns)
     peak_SB = comm.all_reduce(shifted_SBV.amax(-1), "tp", "max")
     shifted_SBV -= peak_SB.unsqueeze(-1)
@@ -84,7 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, columns: tuple[int, int], comm: Comm
+        ctx: Any, logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, columns: tuple[int, int], comm: Collectives
     ) -> Tensor:
         found = _softmax(logits_SBV, labels_SB, columns, comm)
         weight_SB = (labels_SB >= 0) * scale.to(found.sum_SB.dtype)
@@ -112,7 +112,7 @@ class _InChunks(torch.autograd.Function):
         labels_SB: Tensor,
         scale: Tensor,
         columns: tuple[int, int],
-        comm: Comm,
+        comm: Collectives,
         chunks: int,
     ) -> Tensor:
         parts = [

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.again import Make, through, with_graph
-from trigrid.engine.comm import Comm
+from trigrid.engine.comm import Collectives
 from trigrid.engine.later import WeightQueue
 
 Region = Literal["gather", "copy"]
@@ -29,7 +29,9 @@ Layer = tuple[Tensor, Tensor | None]
 class TensorParallel:
     """The tensor-parallel regions of one rank."""
 
-    def __init__(self, comm: Comm, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None):
+    def __init__(
+        self, comm: Collectives, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None
+    ):
         self.comm = comm
         self.later = later
         self.size, self.index = comm.group("tp").size, comm.group("tp").index
@@ -112,7 +114,7 @@ def _same(x: Tensor) -> Tensor:
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: Collectives) -> Tensor:
         ctx.comm = comm
         return x.view_as(x)
 
@@ -125,7 +127,7 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: Collectives) -> Tensor:
         return comm.all_reduce(x.clone(memory_format=torch.contiguous_format), "tp")
 
     @staticmethod
@@ -136,7 +138,7 @@ class _Sum(torch.autograd.Function):
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: Collectives) -> Tensor:
         ctx.comm = comm
         return comm.all_gather(x, "tp")
 
@@ -148,7 +150,7 @@ class _GatherSequence(torch.autograd.Function):
 
 class _ScatterSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: Collectives) -> Tensor:
         ctx.comm = comm
         return comm.reduce_scatter(x, "tp")
 

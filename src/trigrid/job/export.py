@@ -229,6 +229,7 @@ def torchtitan_config(job: Job) -> dict[str, dict[str, object]]:
         },
         "parallelism": parallelism,
         "activation_checkpoint": {"mode": _recompute(layout, "torchtitan")},
+        **({"compile": {"enable": True}} if run.compile else {}),
     }
 
 

@@ -37,6 +37,8 @@ SPELLINGS = {
         "parallelism.pipeline_parallel_microbatch_size": "batch.micro_batch",
         "parallelism.pipeline_parallel_layers_per_stage": "parallel.stage_layers: an array, one number for each stage",
         "parallelism.module_fqns_per_model_part": "parallel.stage_layers: an array, one number for each stage",
+        "compile.enable": "run.compile",
+        "training.compile": "run.compile",
         "activation_checkpoint.mode": 'parallel.recompute: "none", "selective" or "full"',
         "job.dump_folder": "run.out",
         "metrics.log_freq": "run.log_every",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,19 +45,30 @@ class Block(ABC):
         self._norm = Norm(spec)
 
     def __call__(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
+        return self.compute(w, x_SBH, microbatch, self.prepare(microbatch), ways)
+
+    def prepare(self, microbatch: Microbatch) -> Tensor | None:
+        """What all blocks share of a microbatch is made, where it is not there yet; returns its mask_B1SS."""
+        return self._masks.of(microbatch)
+
+    def compute(
+        self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, mask_B1SS: Tensor | None, ways: Ways
+    ) -> Tensor:
+        """The block itself, after `prepare`: tensors in, a tensor out, and nothing kept beside."""
         first = self._tp.own_sequence(microbatch.tokens_SB.shape[0]).start
-        x_SBH = x_SBH + ways.attention.hidden(self._attend(w, x_SBH, microbatch, ways), microbatch, first)
+        x_SBH = x_SBH + ways.attention.hidden(self._attend(w, x_SBH, microbatch, mask_B1SS, ways), microbatch, first)
         return x_SBH + ways.ffn.hidden(self._feed_forward(w, x_SBH, ways.selective), microbatch, first)
 
-    def _attend(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
+    def _attend(
+        self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, mask_B1SS: Tensor | None, ways: Ways
+    ) -> Tensor:
         normed = self._norm.inputs(w, "attention_norm", x_SBH)
         qkv = self._tp.column(self._norm, normed, column_layers(w, *"qkv"), again=ways.selective)
         q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._head_dim) for y in qkv)
         q_SBND, k_SBMD = self._place(w, q_SBND, k_SBMD, ways.selective)
         q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
         drop = self._drop(ways.scores, microbatch, q_BNSD)
-        mask_B1SS = self._masks.of(microbatch)
-        with unkept(q_SBND, k_SBMD):
+        with unkept(q_SBND, k_SBMD) if ways.selective else nullcontext():
             o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, ways.selective)
         y_SBH = self._tp.leave(*self._tp.products(o_BNSD.permute(2, 0, 1, 3).flatten(2), row_layer(w, "o")))
         return y_SBH + w["o_bias"] if "o_bias" in w else y_SBH

@@ -21,6 +21,7 @@ from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
 from trigrid.models.attention import Attention, causal_attention
 from trigrid.models.block import Block, Ways, row_layer
+from trigrid.models.compiled import CompiledBlock
 from trigrid.models.gpt import GptBlock
 from trigrid.models.llama import LlamaBlock
 from trigrid.models.norms import Norm
@@ -39,7 +40,7 @@ class Rates:
 
 
 class Decoder:
-    """Gives each unit of a decoder its function."""
+    """Gives each unit of a decoder its function. traced: what blocks that are compiled take in place of `tp`."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Decoder:
         loss_chunks: int = 1,
         attention: Attention = causal_attention,
         dropout: Rates = Rates(),
+        traced: TensorParallel | None = None,
     ):
         self._tp = tp
         self._loss_chunks = loss_chunks
@@ -57,8 +59,11 @@ class Decoder:
         self._kind = spec.block
         self._dropout, self._device = dropout, device
         self._block: Block = (
-            GptBlock(spec, tp, attention) if spec.block == "gpt" else LlamaBlock(spec, tp, dtype, device, attention)
+            GptBlock(spec, traced or tp, attention)
+            if spec.block == "gpt"
+            else LlamaBlock(spec, traced or tp, dtype, device, attention)
         )
+        self._compiled = CompiledBlock(self._block, tp.regather) if traced else None
 
     def function(
         self, unit: Unit, locals_: Mapping[str, LocalParameter], recompute: RecomputeName = "none"
@@ -79,7 +84,7 @@ class Decoder:
             scores=dropout("scores", self._dropout.attention),
             selective=recompute == "selective",
         )
-        return partial(self._block, ways=ways)
+        return self._compiled.function(ways) if self._compiled else partial(self._block, ways=ways)
 
     def _embed(
         self, w: Mapping[str, Tensor], microbatch: Microbatch, local: LocalParameter, dropout: Dropout

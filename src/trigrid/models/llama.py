@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trigrid.engine.again import make
 from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.units import Microbatch
 from trigrid.models.attention import Attention
 from trigrid.models.block import Block, column_layers, row_layer
 from trigrid.models.rope import Rope, rotate
@@ -23,6 +24,10 @@ class LlamaBlock(Block):
         super().__init__(spec, tp, attention)
         self._rope = Rope(spec, dtype, device)
         self._norms_heads = spec.qk_norm
+
+    def prepare(self, microbatch: Microbatch) -> Tensor | None:
+        self._rope.tables(microbatch.tokens_SB.shape[0])
+        return super().prepare(microbatch)
 
     def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
         cos, sin = self._rope.tables(q_SBND.shape[0])

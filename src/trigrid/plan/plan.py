@@ -240,6 +240,8 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
     found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 copies and more")
     if job.optimizer.frozen:
         found.append("frozen parameters are planned like those that are trained: it will be less memory and time")
+    if job.run.compile:
+        found.append("time and memory are those of the program before it is compiled (run.compile)")
     if told := _of_products(job, machine):
         found.append(told)
     if job.parallel.bucket_numel:

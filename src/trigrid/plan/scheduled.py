@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from trigrid.errors import Problem, Refused
 from trigrid.plan.auto import auto_of, named_job
 from trigrid.plan.stages import step_of
 from trigrid.schedule import Schedule, validate
-from trigrid.schedule.of_job import stated_schedule
+from trigrid.schedule.of_job import splits_backward, stated_schedule
 from trigrid.spec.job import Job
+from trigrid.spec.run_rules import AT_ONCE
 
 
 def job_schedule(job: Job, microbatches: int | None = None) -> Schedule:
@@ -26,11 +28,13 @@ def job_schedule(job: Job, microbatches: int | None = None) -> Schedule:
 
 
 def check_schedule(job: Job) -> None:
-    """Raise Refused where `job_schedule` would, without the work of making one."""
+    """Raise Refused where `job_schedule` would, without the work of making one, and where run.compile does not go with
+    what a file has."""
+    file = job.parallel.schedule_file
     if made_here(job):
         step_of(named_job(job))
-    elif job.parallel.schedule_file:
-        job_schedule(job)
+    elif file and splits_backward(job_schedule(job)) and job.run.compile:
+        raise Refused([Problem("parallel.schedule_file", file, f"splits {AT_ONCE}", ("one of whole backwards",))])
 
 
 def made_here(job: Job) -> bool:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from trigrid.blueprint import split_layers
 from trigrid.plan.compute import Cut
+from trigrid.spec.layout import SPLIT_BACKWARD as SPLIT_BACKWARD
 from trigrid.spec.layout import V_SHAPED as V_SHAPED
-
-SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipev")
 
 
 class Setup(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from trigrid.plan.setup import Setup
 from trigrid.spec.job import Job
-from trigrid.spec.layout import V_SHAPED, ScheduleName, ZeroStage, zero_policy
+from trigrid.spec.layout import SPLIT_BACKWARD, V_SHAPED, ScheduleName, ZeroStage, zero_policy
 from trigrid.spec.rules import check, divisors
 
 KNOBS = (
@@ -158,6 +158,8 @@ class Space:
         names = (*LINEAR, "interleaved", *V_SHAPED) if "schedule" in self.open else (layout.schedule,)
         if pp == 1 and "schedule" in self.open:
             names = ("1f1b",)
+        if self.job.run.compile:
+            names = tuple(name for name in names if name not in SPLIT_BACKWARD)
         for name in names:
             if name in V_SHAPED:
                 fitting = range(2, 3)

@@ -108,7 +108,8 @@ def _alike(one: Life, other: Life) -> bool:
 
     def key(life: Life) -> tuple[object, ...]:
         job, run = life.job, life.job.run
-        numbers = (run.precision, run.matmul_precision, run.dropout, run.attention_dropout, run.check_copies)
+        products = run.matmul_precision, run.compile
+        numbers = (run.precision, *products, run.dropout, run.attention_dropout, run.check_copies)
         return job.model, job.parallel, job.batch, job.optimizer.frozen, numbers, life.device, life.cores
 
     return key(one) == key(other)

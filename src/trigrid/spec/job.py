@@ -95,6 +95,8 @@ class Run:
     matmul_precision: MatmulPrecision = "highest"
     """How products of fp32 matrices are computed, in torch's words: high and medium are TF32 on CUDA, and on a CPU
     kernels of oneDNN, refused unless they are about as exact as highest."""
+    compile: bool = False
+    """Run blocks as graphs of torch.compile, one for layers alike; needs a C++ compiler on a CPU, Triton on CUDA."""
     dropout: float = 0.0
     """Share of the elements that are dropped after the embedding and from what attention and feed-forward add."""
     attention_dropout: float = 0.0

@@ -12,6 +12,8 @@ ZeroStage = Literal[0, 1, 2, 3]
 ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "auto"]
 RecomputeName = Literal["none", "selective", "full"]
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")
+SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("zb-h1", *V_SHAPED)
+"""Schedules with backwards in two halves."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from trigrid.errors import Problem
 from trigrid.spec.batch import solve_batch
 from trigrid.spec.job import Job
 from trigrid.spec.layout import AXES, V_SHAPED, Layout, zero_policy
+from trigrid.spec.run_rules import compile_problems, run_problems
 
 # Above every real count, and small enough that looking for the nearest divisors takes no time.
 LARGEST_COUNT = 2**31 - 1
@@ -112,12 +113,12 @@ def check_singly(job: Job) -> list[Problem]:
 
 def check_together(job: Job) -> list[Problem]:
     """Every reason why fields of `job`, each sound by itself, do not go with each other."""
-    return check_layout(job) + [p for rule in (_optimizer, _data, _faults) for p in rule(job)]
+    return check_layout(job) + run_problems(job)
 
 
 def check_layout(job: Job) -> list[Problem]:
     """The same of model, batch and layout alone."""
-    rules = (_model, _experts, _tensor, _pipeline, _schedule, _data_parallel, _batch)
+    rules = (_model, _experts, _tensor, _pipeline, _schedule, compile_problems, _data_parallel, _batch)
     return [p for rule in rules for p in rule(job)]
 
 
@@ -404,36 +405,6 @@ def _batch(job: Job) -> Iterator[Problem]:
     solved = solve_batch(global_batch=batch.global_batch, dp=job.parallel.dp, micro_batch=batch.micro_batch)
     if isinstance(solved, Problem):
         yield solved
-
-
-def _optimizer(job: Job) -> Iterator[Problem]:
-    steps, warmup = job.run.steps, job.optimizer.warmup_steps
-    if warmup >= steps:
-        yield Problem("optimizer.warmup_steps", warmup, f"must be below run.steps = {steps}", (steps - 1,))
-
-
-def _data(job: Job) -> Iterator[Problem]:
-    corpus, weights = job.data.corpus, job.data.weights
-    if weights and len(weights) != len(corpus):
-        reason = f"one weight is needed for each of the {len(corpus)} corpora of data.corpus"
-        yield Problem("data.weights", list(weights), reason, ("[] (all documents alike)",))
-    if job.run.trace_step > job.run.steps:
-        reason = f"is after the last step, run.steps = {job.run.steps}"
-        yield Problem("run.trace_step", job.run.trace_step, reason, (job.run.steps, 0))
-    if job.run.validate_every and not job.data.validation_fraction:
-        yield Problem(
-            "run.validate_every", job.run.validate_every, "needs data.validation_fraction above 0, and it is 0", (0,)
-        )
-
-
-def _faults(job: Job) -> Iterator[Problem]:
-    for key in ("on_nan", "on_spike"):
-        if getattr(job.faults, key) == "rewind" and not job.checkpoint.every:
-            reason = "there is no checkpoint to go back to: checkpoint.every is 0"
-            yield Problem(f"faults.{key}", "rewind", reason, ("skip" if key == "on_nan" else "ignore",))
-    if job.faults.on_spike == "rewind" and job.checkpoint.keep < 2:
-        reason = "a spike may follow on the newest checkpoint, which then has what led to it: faults.on_spike needs two"
-        yield Problem("checkpoint.keep", job.checkpoint.keep, reason, (2,))
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ from trigrid.report.events import EventLog
 from trigrid.spec.job import Job
 from trigrid.train.agent import Agent
 from trigrid.train.failure import culprit, first_failure, forget
+from trigrid.train.machine import check_compiler
 from trigrid.train.stopping import Preempted, read_marker, unmark
 
 # Each rank on a CPU takes some 0.4 GiB and seconds of start-up.
@@ -33,11 +34,12 @@ MONITOR_S = 0.1
 
 
 def check_room(job: Job) -> None:
-    """Raise Refused where this machine cannot start as many processes as `job` has ranks."""
+    """Raise Refused where this machine cannot start as many processes as `job` has ranks, or not compile for them."""
     room = max(torch.cuda.device_count(), (os.cpu_count() or 1) * RANKS_PER_CORE)
     if job.parallel.world > room:
         reason = f"this machine starts at most {room} ranks; torchrun or srun start more, on several nodes"
         raise Refused([Problem("world", job.parallel.world, reason)])
+    check_compiler(job, torch.device("cuda" if job.run.device != "cpu" and torch.cuda.is_available() else "cpu"))
 
 
 def run_local(job: Job, arguments: Sequence[str], run_dir: Path, console: Console, max_restarts: int) -> None:

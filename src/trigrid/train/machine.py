@@ -12,6 +12,7 @@ from trigrid.engine.matmul import ProductError, product_error
 from trigrid.engine.runtime import Engine
 from trigrid.errors import Problem, Refused
 from trigrid.report.host import peak_resident_bytes
+from trigrid.spec.job import Job
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 8192}
 WINDOWS, WINDOW_S = 3, 0.15
@@ -48,6 +49,27 @@ def judged(name: str, errors: Sequence[ProductError], device: torch.device) -> s
         reason = f"{told}: this CPU multiplies in a format of fewer bits"
         raise Refused([Problem("run.matmul_precision", name, reason, ("highest",))])
     return f"run.matmul_precision = {name}: {told}"
+
+
+def check_compiler(job: Job, device: torch.device) -> None:
+    """Raise Refused where run.compile lacks what it needs here."""
+    if not job.run.compile:
+        return
+    # torch's compiler takes a second to load.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.utils._triton import has_triton_package
+
+    lack = ""
+    if device.type == "cuda":
+        lack = "" if has_triton_package() else "the package triton, which makes kernels for CUDA, is not installed"
+    else:
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            lack = "there is no C++ compiler for kernels of a CPU: neither g++ nor what CXX names"
+    if lack:
+        raise Refused([Problem("run.compile", "true", lack, ("false",))])
 
 
 def matmul_flops_per_s(dtype: torch.dtype, device: torch.device) -> float:

@@ -220,7 +220,7 @@ def check_shared(run_dir: Path, rank: int) -> None:
 NUMBERS = {
     "optimizer": tuple(field.name for field in fields(Optimizer)),
     "batch": tuple(field.name for field in fields(Batch)),
-    "run": ("steps", "precision", "matmul_precision", "dropout", "attention_dropout"),
+    "run": ("steps", "precision", "matmul_precision", "compile", "dropout", "attention_dropout"),
     "data": ("document_attention",),
 }
 """Keys that bear on the numbers of a training and may change in it."""

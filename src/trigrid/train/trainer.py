@@ -36,7 +36,7 @@ from trigrid.spec.job import Job
 from trigrid.spec.precision import PRECISIONS
 from trigrid.train import stopping
 from trigrid.train.logs import own_log, tell_earlier
-from trigrid.train.machine import check_products, matmul_flops_per_s
+from trigrid.train.machine import check_compiler, check_products, matmul_flops_per_s
 from trigrid.train.meeting import first_alone, take_seats
 from trigrid.train.opening import Opened, again, check_same, check_shared, launched_by, link, linked, lock, open_run
 from trigrid.train.processes import choose_device, join, open_store, seat_here, start_limit, torch_timeout
@@ -69,6 +69,7 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
             store = open_store(place, job.faults)
             place = take_seats(store, place, seat_here(job, place), job, console)
     device = choose_device(job, place)
+    check_compiler(job, device)
     # Before joining: a collective that waited for the data to be prepared could run into its time limit.
     with first_alone(store, place, job.faults):
         mine = _open(job, name, resume, console) if first else None
