@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from trigrid.plan.units import Working
@@ -74,13 +75,15 @@ class Chunk(NamedTuple):
     embedding: float
     head: tuple[float, float]
 
-    def before(self, kind: int) -> float:
-        """What an action finds of its microbatch."""
-        return (0.0, self.kept, self.kept, self.later)[kind]
+    @property
+    def before(self) -> tuple[float, ...]:
+        """What an action finds of its microbatch, by its kind."""
+        return (0.0, self.kept, self.kept, self.later)[: len(self.moments)]
 
-    def after(self, kind: int) -> float:
+    @property
+    def after(self) -> tuple[float, ...]:
         """What it leaves."""
-        return (self.kept, 0.0, self.later, 0.0)[kind]
+        return (self.kept, 0.0, self.later, 0.0)[: len(self.moments)]
 
 
 def line(kinds: tuple[tuple[str, int], ...], sizes: Mapping[str, int], shared: int, ahead: int) -> Line:
@@ -235,15 +238,19 @@ def reduced(buckets: Sequence[int], zero: Zero) -> tuple[float, float]:
 
 # Ranks
 
-Turn = tuple[int, int, bool]
-"""An action of a rank: its kind and its stage, numbered among those of the rank, and whether it is the stage's last."""
-
 
 class Turns(NamedTuple):
-    """The actions of a rank, and how many messages are there during each of them (`schedule.messages_alive`)."""
+    """The actions of a rank, each as a number (`_place`), and how many messages are there during each of them
+    (`schedule.messages_alive`); last: which of them is the first that is the last backward of a stage."""
 
-    turns: tuple[Turn, ...]
+    places: tuple[int, ...]
     messages: tuple[int, ...]
+    last: int
+
+
+def _place(number: int, kind: int, last: bool) -> int:
+    """Of an action of `kind` of the rank's stage `number`, which is its last backward or not."""
+    return 8 * number + 2 * kind + last
 
 
 @lru_cache(maxsize=64)
@@ -256,13 +263,16 @@ def named_turns(name: str, pp: int, microbatches: int, virtual: int) -> tuple[Tu
 
 def turns_of(schedule: Schedule) -> tuple[Turns, ...]:
     """By rank."""
-    return tuple(map(Turns, map(_turns, schedule.ranks), messages_alive(schedule)))
+    return tuple(map(_turns, schedule.ranks, messages_alive(schedule)))
 
 
-def _turns(actions: Sequence[Action]) -> tuple[Turn, ...]:
+def _turns(actions: Sequence[Action], messages: tuple[int, ...]) -> Turns:
     numbers = {stage: number for number, stage in enumerate(sorted({action.stage for action in actions}))}
     last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.BACKWARD, Kind.WEIGHT)}
-    return tuple((NUMBERS[kind], numbers[stage], last.get(stage) == at) for at, (kind, stage, _) in enumerate(actions))
+    places = (
+        _place(numbers[stage], NUMBERS[kind], last.get(stage) == at) for at, (kind, stage, _) in enumerate(actions)
+    )
+    return Turns(tuple(places), messages, min(last.values(), default=len(actions)))
 
 
 class Fullest(NamedTuple):
@@ -280,26 +290,30 @@ class Fullest(NamedTuple):
 
 def fullest(chunks: Sequence[Chunk], mine: Turns, boundary: float) -> Fullest:
     """Of a rank that holds `chunks`; boundary: bytes of a message."""
-    actions, messages = mine
-    most, earlier, found, held, reduced = -1.0, 0.0, (0, 0.0), 0.0, 0.0
-    waits = any(chunk.reduced for chunk in chunks)
-    for at, ((kind, number, last), there) in enumerate(zip(actions, messages, strict=True)):
-        chunk = chunks[number]
-        held -= chunk.before(kind)
-        total = held + reduced + boundary * there + (chunk.last if last else chunk.moments)[kind].total
-        if total > most:
-            most, found = total, (at, held)
-            late = waits and (last or reduced > 0)
-        if not (last or reduced):
-            earlier = max(earlier, total)
-        held += chunk.after(kind)
-        if last:
-            reduced += chunk.reduced
-    at, held = found
-    kind, number, last = actions[at]
-    heads = -chunks[number].head[kind == 3] if kind else 0.0
-    for other, which, _ in actions[:at]:
-        kept, later = chunks[which].head
-        heads += (kept, -kept, later - kept, -later)[other]
-    moment = (chunks[number].last if last else chunks[number].moments)[kind]
-    return Fullest(most, boundary * messages[at], held - heads, heads, moment, earlier if late else 0.0)
+    places, messages, last = mine
+    # By place: what an action has beside what was there, and what it leaves of that.
+    beside: list[float] = []
+    change: list[float] = []
+    for chunk in chunks:
+        for kind, (before, after) in enumerate(zip(chunk.before, chunk.after, strict=True)):
+            beside += (chunk.moments[kind].total - before, chunk.last[kind].total - before)
+            change += (after - before, after - before + chunk.reduced)
+        # Backwards in halves that it does not have.
+        beside += (0.0,) * (-len(beside) % _place(1, 0, False))
+        change += (0.0,) * (-len(change) % _place(1, 0, False))
+    held = accumulate([change[place] for place in places[:-1]], initial=0.0)
+    totals = [here + beside[place] + boundary * n for here, place, n in zip(held, places, messages, strict=True)]
+    most = max(totals)
+    at = totals.index(most)
+    number, (kind, ends) = places[at] // 8, divmod(places[at] % 8, 2)
+    now = chunks[number]
+    moment, waits = (now.last if ends else now.moments)[kind], any(chunk.reduced for chunk in chunks)
+    heads = -now.head[kind == 3] if kind else 0.0
+    if any(chunk.head[0] for chunk in chunks):
+        for place in places[:at]:
+            kept, later = chunks[place // 8].head
+            heads += (kept, -kept, later - kept, -later)[place % 8 // 2]
+    earlier = max(totals[:last], default=0.0) if waits and at >= last else 0.0
+    waited = sum(chunks[place // 8].reduced for place in places[last:at] if place % 2)
+    others = most - boundary * messages[at] - moment.total - waited
+    return Fullest(most, boundary * messages[at], others - heads, heads, moment, earlier)

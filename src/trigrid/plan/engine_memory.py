@@ -48,6 +48,7 @@ class EngineMemory(Memory):
         self._working: dict[tuple[str, Cut, str, bool], Working] = {}
         self._chunks: dict[tuple[object, ...], Chunk] = {}
         self._lines: dict[tuple[object, ...], Line] = {}
+        self._numel: dict[tuple[int, int], dict[str, int]] = {}
         self._summed: dict[tuple[int, bool], dict[str, int]] = {}
 
     # Units and stages
@@ -100,8 +101,13 @@ class EngineMemory(Memory):
 
     def _sizes(self, setup: Setup) -> dict[str, int]:
         """Elements of the units of each kind on one TP rank."""
-        table = self.buckets(setup.tp, setup.ep)
-        return {kind: sum(b.dense + b.experts for b in buckets) for kind, buckets in table.items()}
+        key = (setup.tp, setup.ep)
+        found = self._numel.get(key)
+        if found is None:
+            table = self.buckets(setup.tp, setup.ep)
+            found = {kind: sum(b.dense + b.experts for b in buckets) for kind, buckets in table.items()}
+            self._numel[key] = found
+        return found
 
     def _zero(self, setup: Setup) -> Zero:
         policy, shards = self.software.policy, setup.shards
@@ -243,7 +249,7 @@ def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> 
     def of(chunk: Chunk, kind: int, moment: Moment) -> Fullest:
         held, heads = states[kind == 1]
         # What is under way counts this microbatch, before the action and after it at most.
-        own = max(chunk.before(kind), chunk.after(kind))
+        own = max(chunk.before[kind], chunk.after[kind])
         own_head = min(heads, chunk.head[kind == 3])
         return Fullest(
             held - own + moment.total + there, there, held - own - heads + own_head, heads - own_head, moment
