@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -115,6 +116,13 @@ def test_the_map() -> None:
         "  spine.leaf2  b  ranks 2–3  dp 1  tp 0–1  (srun's 1, 3)",
         "  tp inside nodes, dp across leaves",
     ]
+
+
+def test_the_map_of_the_documents() -> None:
+    """docs/launch.md: the demo under srun's cyclic distribution over two nodes of a leaf."""
+    told = [Seat(rank, f"node{1 + rank % 2 * 2}", ("spine", "leaf1"), "cpu") for rank in range(8)]
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+    assert f"```text\n{picture(arrange(told), grid(tp=2, pp=2, dp=2), 'srun')}\n```\n" in page
 
 
 def test_the_map_of_many_nodes_is_small_and_quickly_made() -> None:
