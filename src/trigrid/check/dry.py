@@ -33,6 +33,11 @@ class TracedComm(Comm):
         self._tracer.label(tensor, REDUCED if axis in ("zero", "replicate") else COLLECTIVES)
         return super().all_reduce_start(tensor, axis, op)
 
+    def summed_start(self, tensor: Tensor, axis: str) -> Pending:
+        pending = super().summed_start(tensor, axis)
+        self._tracer.label(pending.arriving, COLLECTIVES)
+        return pending
+
     def all_gather_start(self, shard: Tensor, axis: str) -> Pending:
         pending = super().all_gather_start(shard, axis)
         self._tracer.label(pending.arriving, GATHERED if axis == "zero" else COLLECTIVES)
@@ -50,6 +55,10 @@ class PeerComm(TracedComm):
     def all_reduce_start(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Pending:
         held = _Held(tensor)
         return _Settled(super().all_reduce_start(tensor, axis, op), held)
+
+    def summed_start(self, tensor: Tensor, axis: str) -> Pending:
+        held = _Held(tensor)
+        return _Settled(super().summed_start(tensor, axis), held)
 
     def all_gather_start(self, shard: Tensor, axis: str) -> Pending:
         held = _Held(shard)
@@ -76,7 +85,7 @@ class _Settled(Pending):
     """Gloo's threads let go of tensors a moment after a collective is over, when another may have been made already."""
 
     def __init__(self, pending: Pending, sent: _Held):
-        super().__init__(None, pending.arriving)
+        super().__init__((), pending.arriving)
         self._pending = pending
         self._held: _Held | None = sent
 

@@ -20,7 +20,7 @@ from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.recorder import COMPUTE
 from trigrid.engine.shapes import agree_on_shape
 from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
-from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise
+from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise, Reducing
 from trigrid.errors import RunFailed
 from trigrid.ledger import Ledger
 from trigrid.plan.scheduled import job_schedule
@@ -56,8 +56,9 @@ class Engine:
         self.device = device
         layouts, placed = job_buckets(job, comm.coord.pp, comm.coord.tp)
         policy = zero_policy(layout)
+        reducing = Reducing()
         self.buckets = {
-            name: Bucket(bucket, policy, Dtypes.of(precision), comm, device, initialise)
+            name: Bucket(bucket, policy, Dtypes.of(precision), comm, device, initialise, reducing)
             for name, bucket in layouts.items()
         }
         self._trained = {name: bucket for name, bucket in self.buckets.items() if not bucket.frozen}

@@ -121,14 +121,14 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Cloned: autograd may hand the same tensor to another branch.
-        return ctx.comm.all_reduce(grad.clone(memory_format=torch.contiguous_format), "tp"), None
+        # Not in place: autograd may hand the same tensor to another branch.
+        return ctx.comm.summed(grad, "tp"), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Collectives) -> Tensor:
-        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format), "tp")
+        return comm.summed(x, "tp")
 
     @staticmethod
     @once_differentiable

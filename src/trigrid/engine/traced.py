@@ -31,6 +31,8 @@ def _operator(signature: str, run: Callable[..., Tensor], shape: Callable[..., T
 
 
 def _all_reduce(x: Tensor, comm: int, axis: str, op: Literal["sum", "max"]) -> Tensor:
+    if op == "sum":
+        return _COMMS[comm].summed(x, axis)
     return _COMMS[comm].all_reduce(x.clone(memory_format=torch.contiguous_format), axis, op)
 
 
@@ -76,6 +78,9 @@ class TracedComm(Collectives):
 
     def all_reduce(self, tensor: Tensor, axis: str, op: Literal["sum", "max"] = "sum") -> Tensor:
         return ALL_REDUCE(tensor, self._number, axis, op)
+
+    def summed(self, tensor: Tensor, axis: str) -> Tensor:
+        return self.all_reduce(tensor, axis)
 
     def all_gather(self, shard: Tensor, axis: str) -> Tensor:
         return ALL_GATHER(shard, self._number, axis)
