@@ -58,7 +58,7 @@ CONTESTANTS = {
             "deepspeed", "drive_deepspeed.py", ("single", "ddp2", "zero1", "zero2", "zero3", "tp2", "pp2", "pp2dp2")
         ),
         Contestant("accelerate", "drive_accelerate.py", ("single", "ddp2", "zero3", "tp2")),
-        Contestant("picotron", "drive_picotron.py", ("single", "ddp2", "tp2", "pp2", "pp2dp2", "3d"), needs="PICOTRON"),
+        Contestant("picotron", "drive_picotron.py", ("single", "ddp2", "tp2", "pp2", "3d"), needs="PICOTRON"),
         Contestant(OURS, "drive_trigrid.py", tuple(LAYOUTS), own=True),
     )
 }
