@@ -186,7 +186,7 @@ def set_weights(model: nn.Module) -> None:
                 parameter.copy_(weights[name])
 
 
-def trainer_of(cut: Cut, sequence_parallel: bool) -> Trainer:
+def trainer_of(cut: Cut) -> Trainer:
     spec = llama3.ModelSpec(
         name="llama3",
         flavor="benchmark",
@@ -225,7 +225,7 @@ def trainer_of(cut: Cut, sequence_parallel: bool) -> Trainer:
             pipeline_parallel_first_stage_less_layers=0,
             pipeline_parallel_last_stage_less_layers=0,
             spmd_backend="partial_dtensor",
-            enable_sequence_parallel=sequence_parallel,
+            enable_sequence_parallel=True,
         ),
         metrics=MetricsProcessor.Config(log_freq=1),
         checkpoint=CheckpointManager.Config(enable=False),
@@ -268,11 +268,9 @@ def _take_microbatches(schedule: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="single", choices=LAYOUTS)
-    parser.add_argument("--no-sequence-parallel", action="store_true")
-    given = parser.parse_args()
-    cut = LAYOUTS[given.layout]
-    turns = Turns(version("torchtitan"))
-    trainer = trainer_of(cut, not given.no_sequence_parallel)
+    cut = LAYOUTS[parser.parse_args().layout]
+    turns = Turns(version("torchtitan"), "sequence parallel" if cut.tp > 1 else "")
+    trainer = trainer_of(cut)
     knows_loss = cut.pp == 1 or trainer.pp_has_last_stage
     seen: dict[str, Any] = {}
     trainer.metrics_processor.log = lambda step, loss, *_, **__: seen.update(loss=loss)

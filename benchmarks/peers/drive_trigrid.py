@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="single", choices=LAYOUTS)
     cut = LAYOUTS[parser.parse_args().layout]
-    turns = Turns(trigrid.__version__)
+    turns = Turns(trigrid.__version__, f"zero = {cut.zero}" + (", sequence_parallel = false" if cut.tp > 1 else ""))
     if WORLD > 1:
         dist.init_process_group("gloo")
     job = job_from_text(JOB.format(w=WORKLOAD, cut=cut, matmul=MATMUL))
