@@ -117,6 +117,9 @@ def _watch(
         with Crew(contestant, layout, means, folder / contestant.name, watched=True) as crew:
             try:
                 told = crew.ready()
+                torch, plains = told[0]["torch"], cells["plain"].about.get("torch")
+                if plains and torch != plains:
+                    raise Failed(f"{contestant.name} has torch {torch}, plain PyTorch has {plains}")
                 cell.about = {name: told[0][name] for name in ("version", "settings", "torch")}
                 cell.held = [rank["held"] for rank in told]
                 crew.turn(WATCHED_STEPS)
@@ -137,25 +140,38 @@ def _time(
 ) -> None:
     """Turns of all contestants that did not fail."""
     pairs, steps = amount
+    crews: dict[str, Crew] = {}
     with ExitStack() as stack:
-        crews: dict[str, Crew] = {}
+
+        def tried(name: str, work: Callable[[Crew], Any]) -> Any:
+            try:
+                return work(crews[name])
+            except Failed as failed:
+                del crews[name]
+                cells[name].failed = str(failed)
+                say(str(failed))
+
+        def in_turn(number: int) -> None:
+            for name in list(crews)[:: -1 if number % 2 else 1]:
+                turn = tried(name, lambda crew: crew.turn(steps))
+                if number and turn:
+                    cells[name].turns.append(turn)
+
         for contestant in contestants:
             if not cells[contestant.name].failed:
-                crew = stack.enter_context(Crew(contestant, layout, means, folder / contestant.name))
-                crews[contestant.name] = crew
+                crew = Crew(contestant, layout, means, folder / contestant.name)
+                crews[contestant.name] = stack.enter_context(crew)
         say(f"{layout}: starting {sum(crew.contestant.cut_of(layout).world for crew in crews.values())} processes")
-        imported = {name: [rank["imported_bytes"] for rank in crew.ready()] for name, crew in crews.items()}
-        for crew in crews.values():
-            crew.turn(steps)
-        for number in range(pairs):
-            say(f"{layout}: round {number + 1} of {pairs}")
-            for name in list(crews)[:: -1 if number % 2 else 1]:
-                cells[name].turns.append(crews[name].turn(steps))
+        told = {name: tried(name, Crew.ready) for name in list(crews)}
+        # The first turn warms up.
+        for number in range(pairs + 1):
+            say(f"{layout}: round {number} of {pairs}")
+            in_turn(number)
         for name, crew in crews.items():
             cell = cells[name]
             cell.losses = crew.losses
-            ranks = zip(crew.peak_bytes, imported[name], strict=True)
-            cell.resident_bytes = [peak - before for peak, before in ranks]
+            ranks = zip(crew.peak_bytes, told[name], strict=True)
+            cell.resident_bytes = [peak - rank["imported_bytes"] for peak, rank in ranks]
 
 
 COLUMNS = (
@@ -203,7 +219,7 @@ def _row(cell: Cell, ours: Cell) -> tuple[str, ...]:
     if cell.turns:
         per_cpu, per_s = [turn.per_cpu_s for turn in cell.turns], [turn.per_s for turn in cell.turns]
         rates[0], rates[2] = f"{median(per_cpu):,.0f}", f"{median(per_s):,.0f}"
-        if cell is not ours and ours.turns:
+        if cell is not ours and not ours.failed:
             rates[1] = _interval(ratio([turn.per_cpu_s for turn in ours.turns], per_cpu))
             rates[3] = _interval(ratio([turn.per_s for turn in ours.turns], per_s))
     return (
@@ -224,7 +240,7 @@ def as_json(cells: Sequence[Cell], means: Means, pairs: int, steps: int) -> dict
     def of(cell: Cell) -> dict[str, Any]:
         mine, theirs = _ours(cells, cell).turns, cell.turns
         ratios = {}
-        if mine and theirs and cell.contestant != OURS:
+        if len(mine) == len(theirs) > 0 and cell.contestant != OURS:
             ratios["cpu"] = ratio([t.per_cpu_s for t in mine], [t.per_cpu_s for t in theirs])._asdict()
             ratios["wall"] = ratio([t.per_s for t in mine], [t.per_s for t in theirs])._asdict()
         return {**asdict(cell), "ratios": ratios, "more_than_its_share": cell.whole, "loss_fits": cell.loss_fits}
