@@ -102,6 +102,13 @@ def test_every_candidate_is_sound(gpus: int) -> None:
         assert setup.world <= gpus
 
 
+@pytest.mark.parametrize(("compile", "split"), [(False, {"zb-h1", "zbv", "dualpipev"}), (True, set())])
+def test_no_candidate_splits_backwards_where_blocks_are_compiled(compile: bool, split: set[str]) -> None:
+    job = replace(small(48), run=replace(small().run, compile=compile))
+    setups = Space(job, frozenset(KNOBS), 24, setup_of(job, BF16)).setups()
+    assert {setup.schedule for setup in setups} == {"1f1b", "gpipe", "interleaved"} | split
+
+
 def test_what_is_given_is_kept() -> None:
     job = small(48)
     fixed = replace(job, parallel=replace(job.parallel, tp=2, pp=3, zero=2), batch=replace(job.batch, micro_batch=2))
