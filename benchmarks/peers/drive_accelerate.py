@@ -89,12 +89,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="single", choices=LAYOUTS)
     cut = LAYOUTS[parser.parse_args().layout]
-    turns = Turns(f"{accelerate.__version__}, transformers {transformers.__version__}")
+    turns = Turns(
+        f"{accelerate.__version__}, transformers {transformers.__version__}", "AdamW not fused" if cut.tp > 1 else ""
+    )
     if WORLD > 1:
         dist.init_process_group("gloo")
     model: Any = tensor_parallel() if cut.tp > 1 else whole()
     model.train()
-    optimizer: Any = torch.optim.AdamW(model.parameters(), **adamw_options())
+    # Of its parameters only some are DTensors then, which torch's fused AdamW does not take together.
+    fused = cut.tp == 1
+    optimizer: Any = torch.optim.AdamW(model.parameters(), **{**adamw_options(), "fused": fused})
     accelerator = accelerator_of(cut) if cut.tp == 1 else None
     if accelerator:
         model, optimizer = accelerator.prepare(model, optimizer)
