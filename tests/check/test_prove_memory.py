@@ -98,6 +98,9 @@ OTHERS: dict[str, tuple[int, int, dict[str, object]]] = {
     "GPT, selective": (0, 3, {"spec": GPT, "zero": 2, "recompute": "selective", "sequence_parallel": False}),
     "Qwen, dropped scores": (0, 3, {"spec": QWEN, "zero": 1, "recompute": "selective", "run": DROPOUT}),
     "one pipeline rank, tied": (0, 2, {"spec": QWEN, "zero": 3, "pp": 1, "tp": 1}),
+    "one pipeline rank, tied, reduced once": (0, 2, {"spec": QWEN, "zero": 1, "pp": 1, "tp": 1, "recompute": "full"}),
+    "a V, tied": (0, 4, {"spec": QWEN, "zero": 1, "schedule": "zbv", "virtual_stages": 2, "recompute": "full"}),
+    "shared buckets, reduced once": (0, 3, {"bucket_numel": 10**6, "zero": 1, "recompute": "full"}),
     "documents": (1, 3, {"documents": True, "zero": 2, "micro_batch": 1}),
     "pieces of the loss": (1, 3, {"loss_chunks": 4, "zero": 1, "schedule": "zb-h1"}),
     "gathered again": (0, 3, {"regather": True, "zero": 2, "recompute": "selective", "schedule": "zb-h1"}),
@@ -123,18 +126,47 @@ def test_so_is_that_of_whatever_else_changes_it(name: str) -> None:
     assert made.parallel.schedule == "auto" or abs(found.peak.total.off) <= CLOSE, found.peak
 
 
+FROZEN: dict[str, tuple[int, tuple[str, ...], dict[str, object]]] = {
+    "an embedding": (0, ("embedding.*",), {"zero": 2, "schedule": "zb-h1"}),
+    "an embedding before positions": (0, ("embedding.weight",), {"spec": replace(GPT, tied=False), "zero": 1}),
+    "first layers": (0, ("embedding.*", "layers.[01].*"), {"zero": 3, "recompute": "full"}),
+    "some layers, shared buckets": (0, ("layers.[02].[qk].weight",), {"zero": 3, "bucket_numel": 10**6}),
+    "feed-forwards": (1, ("*.gate.*", "*.up.*", "*.down.*"), {"zero": 1, "schedule": "zb-h1", "recompute": "full"}),
+    "all but norms": (1, ("*.[qkvo].*", "*.gate.*", "*.up.*", "*.down.*", "head.*"), {"zero": 2, "regather": True}),
+    "a tied weight": (0, ("embedding.*",), {"spec": QWEN, "zero": 3, "pp": 1, "tp": 1, "recompute": "selective"}),
+    "a head in pieces": (1, ("head.*",), {"zero": 1, "loss_chunks": 4}),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_what_is_frozen_has_weights_and_nothing_else(name: str) -> None:
+    """Law 2 where parameters are not trained: the planner's state is the rank's to the byte, its peak the program's."""
+    pp, frozen, fields = FROZEN[name]
+    made = replace(job(3, **fields), optimizer=Optimizer(frozen=frozen))  # type: ignore[arg-type]
+    found = proof_of(made, pp)
+    assert found.holds, found
+    assert abs(found.peak.total.off) <= CLOSE, found.peak
+    both = [make_plan(one, program_software(one)) for one in (made, replace(made, optimizer=Optimizer()))]
+    use, other = (plan.stages[pp].memory.use for plan in both)
+    assert use.state == tuple(line.traced for line in found.state)
+    assert sum(use.state) < sum(other.state)
+    assert use.training_bytes < other.training_bytes
+
+
 ON_CPUS: dict[str, dict[str, object]] = {
     "reduced once": {"tp": 1, "dp": 4, "zero": 1, "recompute": "full"},
     "reduced for each microbatch": {"tp": 1, "dp": 4, "zero": 2, "recompute": "full"},
     "sums over the sequence": {"tp": 4, "dp": 1, "zero": 0, "recompute": "full"},
     "sums over the sequence, gathered again": {"tp": 4, "dp": 1, "zero": 0, "regather": True},
+    "pairs": {"zero": 0, "recompute": "full", "sequence": 32, "spec": replace(SPEC, hidden=128, ffn=256)},
 }
 
 
 @pytest.mark.parametrize("name", ON_CPUS)
 def test_so_is_that_of_gloos_program(name: str) -> None:
-    """Law 2 on CPUs, where a reduce-scatter receives all parts before it adds them: more than on GPUs."""
-    made = job(1, sequence=512, micro_batch=4, **ON_CPUS[name])
+    """Law 2 on CPUs, where a reduce-scatter among more than two receives all parts before it adds them, and two sum
+    small arrays by exchanging them: more than on GPUs."""
+    made = job(1, **{"sequence": 512, "micro_batch": 4, **ON_CPUS[name]})  # type: ignore[arg-type]
     on_gpus, on_cpus = (proof_of(replace(made, run=replace(made.run, device=d)), 0) for d in ("auto", "cpu"))
     assert on_cpus.peak.total.traced > on_gpus.peak.total.traced
     for found in (on_gpus, on_cpus):

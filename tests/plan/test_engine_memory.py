@@ -121,7 +121,7 @@ def test_the_closed_form_is_never_below_the_replay(schedule: str, virtual: int) 
 
 def test_what_has_waited_is_summed_bucket_by_bucket() -> None:
     """Of four ranks: parts of 4 bytes an element, then each bucket's sum of 1 beside all that is left of them."""
-    sharing = Zero(gathered=0.0, sent=0.0, whole=0.0, shard=0.0, once=4.0, summed=1.0, ahead=0)
+    sharing = Zero(*(0.0,) * 5, once=4.0, summed=1.0, copied=0.0, ahead=0)
     assert reduced([100, 10], sharing) == (110, 440 + 100)
     # The first one gives up 400 for 100, and then the second needs 1000.
     assert reduced([100, 1000], sharing) == (1100, 4400 - 300 + 1000)

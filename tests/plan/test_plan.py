@@ -23,7 +23,7 @@ from trigrid.plan.plan import DOES_NOT_FIT, SAFE, TIGHT, Plan, as_json, make_pla
 from trigrid.plan.software import SOFTWARE, load_software
 from trigrid.plan.traffic import step_traffic
 from trigrid.spec.cluster import Cluster
-from trigrid.spec.job import Batch, Job, Run
+from trigrid.spec.job import Batch, Job, Optimizer, Run
 from trigrid.spec.layout import Layout
 from trigrid.spec.models import load_model
 from trigrid.spec.rules import check
@@ -75,6 +75,23 @@ def test_the_json_contract() -> None:
     assert told["throughput"]["mfu_causal"] < told["throughput"]["mfu_full_attention"] < 1
     assert all(set(note) == {"code", "message"} for note in told["warnings"])
     assert told["assumptions"]
+
+
+def test_what_is_frozen_has_no_gradients_moments_and_sums() -> None:
+    """Of half of the layers and the embedding: less time and memory; of them nothing is reduced."""
+    trained = job(tp=2, pp=2, dp=4, zero=2)
+    half = tuple(f"layers.{number}.*" for number in range(16))
+    frozen = make_plan(replace(trained, optimizer=Optimizer(frozen=("embedding.*", *half))))
+    whole = make_plan(trained)
+    first, last = ([plan.stages[place].memory.use.state for plan in (frozen, whole)] for place in (0, 1))
+    assert first[0] == (first[1][0], 0, 0, 0)
+    assert last[0] == last[1]
+    # A product's weight has a third of its operations.
+    mine, other = (plan.time.pipeline.stages[0] for plan in (frozen, whole))
+    assert mine.weight_s == 0 < other.weight_s
+    assert mine.total_s < 0.75 * other.total_s
+    # Weights of ZeRO-2 are gathered after an update, of which there is none here.
+    assert frozen.traffic_bytes.get("zero", 0.0) == 0 < whole.traffic_bytes["zero"]
 
 
 def test_logits_in_pieces_are_planned_as_the_engine_runs_them() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from trigrid.blueprint.frozen import plain
 from trigrid.blueprint.terms import Attend, Claims, Cut, Gemm, Kernels, Pass, Saved
 from trigrid.spec.model import ModelSpec
 
@@ -17,8 +18,9 @@ HASH_KERNELS = 14
 
 @lru_cache(maxsize=256)
 def claims(spec: ModelSpec, kind: str, kernels: Kernels) -> Claims:
-    """The claims about a unit of `kind` ("embedding", a block's kind, "head") of `spec`."""
-    match kind:
+    """The claims about a unit of `kind` ("embedding", a block's kind, "head", see `frozen.Kinds`) of `spec`, as if all
+    of it were trained."""
+    match plain(kind):
         case "embedding":
             return _embedding(spec, kernels)
         case "head":

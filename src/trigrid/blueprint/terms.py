@@ -36,8 +36,7 @@ class Kernels:
     its core and, but for what a collective gathered, the inputs of products that a norm or an activation made.
     documents: tokens attend within their documents, and fused attention keeps a mask of numbers.
     hashed_dropout, hashed_scores: dropout of hidden states, and of the attention's probabilities, whose masks are made
-    again and not kept. exchanges: a reduce-scatter is an exchange, after which each rank adds up the parts that have
-    come to it.
+    again and not kept. gloo: collectives are gloo's, see `plan.backend`.
     """
 
     fused_attention: bool = True
@@ -54,7 +53,7 @@ class Kernels:
     documents: bool = False
     hashed_dropout: bool = False
     hashed_scores: bool = False
-    exchanges: bool = False
+    gloo: bool = False
 
 
 class Gemm(NamedTuple):

@@ -20,13 +20,10 @@ from torch import Tensor
 from trigrid.engine.activity import Activity, Waiting
 from trigrid.engine.recorder import WAIT, Recorder
 from trigrid.grid import Grid
+from trigrid.plan.backend import EXCHANGE_BYTES
 from trigrid.plan.traffic import TransferKind
 
 CPU = torch.device("cpu")
-
-EXCHANGE_BYTES = 2**20
-"""Up to which two ranks on gloo reduce by exchanging whole arrays: it takes two thirds of the processor's time of gloo's
-ring at 512 KiB and as much at 4 MiB."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from trigrid.plan.backend import EXCHANGE_BYTES
 from trigrid.plan.units import Working
 from trigrid.schedule import Action, Kind, Schedule, make_schedule, messages_alive
 
@@ -33,43 +34,83 @@ class Moment(NamedTuple):
 
 
 class Zero(NamedTuple):
-    """Bytes per element of: weights while they are gathered, and of the shard that is sent meanwhile, where it is a
-    copy in another format; gradients while they are whole; what there is at the end of their reduction, for each
-    microbatch; what waits for the update, reduced once a step, and the sum that is made of it first, if it is no sum
-    yet. ahead: units whose weights are gathered ahead."""
+    """Bytes per element of: weights while they are gathered, those that are trained and those that are not; the shard
+    that is sent meanwhile, where it is a copy in another format, which only what is trained has; gradients of a
+    microbatch while they are whole, and what their reduction receives into: both stay until the next one begins; what
+    waits for the update, reduced once a step, and the sum that is made of it first, if it is no sum yet; what waits
+    beside gradients that are summed as they are, of buckets of at most EXCHANGE_BYTES. ahead: units whose weights are
+    gathered ahead."""
 
     gathered: float
+    still: float
     sent: float
     whole: float
-    shard: float
+    arriving: float
     once: float
     summed: float
+    copied: float
     ahead: int
+
+    def waits(self, numel: int) -> float:
+        """Of a bucket of so many elements."""
+        copied = self.copied * numel
+        return self.once * numel + (copied if copied <= EXCHANGE_BYTES else 0.0)
+
+
+class Sizes(NamedTuple):
+    """Elements of a unit on one TP rank, that are trained and that are not, and of the tied weight it shares, likewise:
+    one of these two is 0."""
+
+    trained: int
+    still: int
+    tied: int
+    tied_still: int
+
+    @property
+    def numel(self) -> int:
+        return sum(self)
+
+    @property
+    def gradients(self) -> int:
+        return self.trained + self.tied
 
 
 class Line(NamedTuple):
-    """The units of a stage in order, by their kinds, with elements of weights: of the bucket of each, of those that are
-    open while it runs in a forward, in a whole backward and in one of the input; leaves: no unit before it has the same
-    bucket."""
+    """The units of a stage in order, by their kinds, and bytes of each.
+
+    forward, backward, of_input: weights that are gathered while it works in a forward, in a whole backward and in one
+    of the input; own: of them, those that it gives up when it is through. whole: its gradients while they are whole.
+    closing: those and what is received, while their reduction begins, where it does; pending: what is left of that
+    until the next one begins. waits: what waits for the update from there on, of buckets of so many elements. shares:
+    some have a bucket together. embeds: it begins with an embedding that has a backward.
+    """
 
     kinds: tuple[tuple[str, int], ...]
-    own: tuple[int, ...]
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-    of_input: tuple[int, ...]
-    leaves: tuple[bool, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    of_input: tuple[float, ...]
+    own: tuple[float, ...]
+    whole: tuple[float, ...]
+    closing: tuple[float, ...]
+    pending: tuple[float, ...]
+    waits: tuple[float, ...]
+    buckets: tuple[int, ...]
+    shares: bool
+    embeds: bool
 
 
 class Chunk(NamedTuple):
     """A stage. kept: from forward to backward; later: from the backward of the input to that of the weights; moments:
-    of each kind of action; last: of the last backward of a step; reduced: what waits for the update from there on,
-    buckets: elements of each; embedding: of what is kept, the embedding's; head: of what is kept and what waits, the
-    head's."""
+    of each kind of action, before it begins a reduction of its own, and from there on, where it does; last: of the last
+    backward of a step; pending: what the last reduction that it has begun holds; reduced: what waits for the update
+    from there on, of buckets of so many elements; embedding: of what is kept, the embedding's; head: of what is kept
+    and what waits, the head's."""
 
     kept: float
     later: float
-    moments: tuple[Moment, ...]
-    last: tuple[Moment, ...]
+    moments: tuple[Moments, ...]
+    last: tuple[Moments, ...]
+    pending: float
     reduced: float
     buckets: tuple[int, ...]
     embedding: float
@@ -86,31 +127,91 @@ class Chunk(NamedTuple):
         return (self.kept, 0.0, self.later, 0.0)[: len(self.moments)]
 
 
-def line(kinds: tuple[tuple[str, int], ...], sizes: Mapping[str, int], shared: int, ahead: int) -> Line:
-    """sizes: elements of a unit of each kind; shared: most elements of a bucket that neighbours share."""
-    numel: list[int] = []
-    at: list[int] = []
-    for kind, count in kinds:
-        for _ in range(count):
-            if numel and numel[-1] + sizes[kind] <= shared:
-                numel[-1] += sizes[kind]
-            else:
-                numel.append(sizes[kind])
-            at.append(len(numel) - 1)
-    last = len(at) - 1
-    first = min(last, int(kinds[0][0] == EMBEDDING))
+class Moments(NamedTuple):
+    """The fullest moment of an action before it begins a reduction of its own, beside which that of an earlier action
+    may be under way, and from there on."""
 
-    def opened(start: int, stop: int) -> int:
-        return sum(numel[at[start] : at[stop] + 1])
+    first: Moment
+    then: Moment | None
 
+    def most(self, pending: float) -> Moment:
+        """The fuller one, where the earlier reduction holds so many bytes."""
+        first = self.first._replace(total=self.first.total + pending) if pending else self.first
+        return max(first, self.then) if self.then else first
+
+
+def line(
+    kinds: tuple[tuple[str, int], ...], sizes: Mapping[str, Sizes], shared: int, zero: Zero, tied_before: bool
+) -> Line:
+    """sizes: of a unit of each kind; shared: most elements of a bucket that neighbours share; tied_before: the rank's
+    embedding has the tied weight too, so that the head's gradients of it do not wait: the embedding's do."""
+    units = [sizes[kind] for kind, count in kinds for _ in range(count)]
+    groups: list[list[int]] = []
+    held = 0
+    for number, unit in enumerate(units):
+        numel = unit.trained + unit.still
+        if groups and held + numel <= shared:
+            groups[-1].append(number)
+            held += numel
+        else:
+            groups.append([number])
+            held = numel
+    at = [place for place, group in enumerate(groups) for _ in group]
+    trained, still = ([sum(units[n][i] for n in group) for group in groups] for i in (0, 1))
+    embeds = kinds[0][0] == EMBEDDING and units[0].gradients > 0
+    last, first = len(units) - 1, int(kinds[0][0] == EMBEDDING)
+    everyone = range(last + 1)
+
+    def gathered(start: int, stop: int) -> tuple[float, float]:
+        """Of units start..stop: (weights, shards that are sent)."""
+        several = range(start, stop + 1)
+        weights = sum(trained[i] for i in {at[n] for n in several if units[n].trained})
+        frozen = sum(still[i] for i in {at[n] for n in several if units[n].still})
+        weights += sum(units[n].tied for n in several)
+        frozen += sum(units[n].tied_still for n in several)
+        return zero.gathered * weights + zero.still * frozen, zero.sent * weights
+
+    def opened(unit: int, start: int, stop: int) -> float:
+        weights, sent = gathered(start, stop)
+        return weights + sent - gathered(unit, unit)[1]
+
+    def goes_on(n: int) -> bool:
+        """Whether the unit before it has gradients in the same bucket."""
+        return n > 0 and at[n - 1] == at[n] and units[n - 1].trained > 0
+
+    own = [trained[at[n]] if units[n].trained else 0 for n in everyone]
+    closed = [0 if goes_on(n) else own[n] for n in everyone]
+    # Once a step: after the last unit that has any.
+    done = [own[n] if n == next((i for i in groups[at[n]] if units[i].trained), -1) else 0 for n in everyone]
+    tied = [0 if tied_before and n == last else units[n].tied for n in everyone]
+    closings = [_closing(zero, own[n] + units[n].tied, (closed[n], units[n].tied), n == 0) for n in everyone]
     return Line(
         kinds,
-        own=tuple(numel[bucket] for bucket in at),
-        forward=tuple(opened(unit, min(unit + ahead, last)) for unit in range(last + 1)),
-        backward=tuple(opened(max(unit - ahead, 0), unit) for unit in range(last + 1)),
-        of_input=tuple(opened(max(unit - ahead, first), unit) for unit in range(last + 1)),
-        leaves=tuple(unit == 0 or at[unit - 1] != at[unit] for unit in range(last + 1)),
+        forward=tuple(opened(n, n, min(n + zero.ahead, last)) for n in everyone),
+        backward=tuple(opened(n, max(n - zero.ahead, 0 if embeds else min(first, n)), n) for n in everyone),
+        of_input=tuple(opened(n, max(n - zero.ahead, min(first, n)), n) for n in everyone),
+        own=tuple(gathered(n, n)[0] for n in everyone),
+        whole=tuple(zero.whole * (own[n] + units[n].tied) for n in everyone),
+        closing=tuple(closing for closing, _ in closings),
+        pending=tuple(pending for _, pending in closings),
+        waits=tuple(zero.waits(done[n]) + zero.waits(tied[n]) for n in everyone),
+        buckets=tuple(numel for pair in zip(done, tied, strict=True) for numel in pair if numel),
+        shares=len(groups) <= last,
+        embeds=embeds,
     )
+
+
+def _closing(zero: Zero, open_numel: int, closed: tuple[int, int], tied_first: bool) -> tuple[float, float]:
+    """(most while reductions begin of two buckets of so many elements, one after the other, what the last one holds),
+    where gradients of `open_numel` elements are whole."""
+    most = pending = 0.0
+    left = zero.whole * open_numel
+    for numel in (closed[::-1] if tied_first else closed) if zero.whole else ():
+        if numel:
+            most = max(most, left + zero.arriving * numel)
+            left -= zero.whole * numel
+            pending = (zero.whole + zero.arriving) * numel if zero.arriving else 0.0
+    return most, pending
 
 
 class _Stage:
@@ -120,32 +221,27 @@ class _Stage:
     def __init__(self, line: Line, units: Mapping[str, Working], zero: Zero, boundary: float):
         self.line, self.units, self.zero, self.boundary = line, units, zero, boundary
         self.arrives = 0.0 if line.kinds[-1][0] == HEAD else boundary
-        self.embeds = line.kinds[0][0] == EMBEDDING
 
     def forwards(self) -> Iterator[Moment]:
         kept, number = 0.0, 0
         for kind, count in self.line.kinds:
             unit = self.units[kind]
             for i in self._some(count):
-                gathered = self._gathered(self.line.forward[number + i], self.line.own[number + i])
                 before = kept + i * unit.kept
-                yield _moment(kind, before, unit.kept, unit.forward + gathered, 0.0)
+                yield _moment(kind, before, unit.kept, unit.forward + self.line.forward[number + i], 0.0)
             kept, number = kept + count * unit.kept, number + count
 
-    def _gathered(self, opened: int, own: int) -> float:
-        return self.zero.gathered * opened + self.zero.sent * (opened - own)
-
-    def backwards(self, kind: Kind, last: bool) -> Iterator[Moment]:
-        """Of a backward, whole or of one half."""
-        zero, reduced = self.zero, 0.0
-        left = sum(count * self._held(name, kind) for name, count in self.line.kinds)
-        number = len(self.line.own)
+    def backwards(self, kind: Kind, last: bool) -> Iterator[tuple[bool, Moment]]:
+        """Of a backward, whole or of one half, and whether it has begun a reduction."""
+        line, reduced, pending, begun = self.line, 0.0, 0.0, False
+        left = sum(count * self._held(name, kind) for name, count in line.kinds)
+        number = len(line.own)
         arrives, halves = 0.0, kind is Kind.WEIGHT
         if halves:
-            left += self.boundary if self.embeds else 0.0
-        for name, count in reversed(self.line.kinds):
+            left += self.boundary if line.embeds else 0.0
+        for name, count in reversed(line.kinds):
             unit, held = self.units[name], self._held(name, kind)
-            if kind is Kind.INPUT and name == EMBEDDING:
+            if name == EMBEDDING and (kind is Kind.INPUT or not line.embeds):
                 continue
             stays = unit.later if kind is Kind.INPUT else 0.0
             working = unit.of_input if kind is Kind.INPUT else unit.of_weights if kind is Kind.WEIGHT else unit.whole
@@ -156,21 +252,22 @@ class _Stage:
                 at = number - 1 - i
                 rest = left - (i + 1) * held + i * stays
                 came = self._arrives(kind) if i else arrives
-                waits = reduced + (zero.once * self._through(number, i) if last else 0.0)
-                whole = 0.0 if kind is Kind.INPUT else zero.whole * self.line.own[at]
-                opened, own = (self.line.of_input if kind is Kind.INPUT else self.line.backward)[at], self.line.own[at]
-                gathered = 0.0 if halves else self._gathered(opened, own)
-                yield _moment(name, rest + came, held, working + gathered + whole + waits, self._arrives(kind))
-                if kind is not Kind.INPUT and self.line.leaves[at]:
-                    shard = (zero.shard + (zero.once if last else 0.0)) * own
-                    ahead = 0.0 if halves else gathered - zero.gathered * own
+                waits = reduced + sum(line.waits[at + 1 : number]) if last else 0.0
+                whole = 0.0 if kind is Kind.INPUT else line.whole[at]
+                gathered = 0.0 if halves else (line.of_input if kind is Kind.INPUT else line.backward)[at]
+                beside = gathered + whole + pending + waits
+                yield begun, _moment(name, rest + came, held, working + beside, self._arrives(kind))
+                if kind is not Kind.INPUT and (line.closing[at] or line.waits[at]):
+                    begun, pending = begun or line.closing[at] > 0, line.pending[at] or pending
+                    ahead = 0.0 if halves else gathered - line.own[at]
+                    closing = line.closing[at] + waits + (line.waits[at] if last else 0.0)
                     # What a unit gives to the one before it; an embedding's own gradient stays until it has left.
                     into = self.boundary if (kind is Kind.BACKWARD) != (name == EMBEDDING) else 0.0
                     rest += self._arrives(kind)
-                    yield _moment(name, rest, 0.0, into + ahead + whole + waits + shard, self._arrives(kind))
+                    yield begun, _moment(name, rest, 0.0, into + ahead + closing, self._arrives(kind))
             left -= count * (held - stays)
             if last:
-                reduced += zero.once * self._through(number, count)
+                reduced += sum(line.waits[number - count : number])
             arrives, number = self._arrives(kind), number - count
 
     def _arrives(self, kind: Kind) -> float:
@@ -183,16 +280,12 @@ class _Stage:
         unit = self.units[name]
         return unit.later if kind is Kind.WEIGHT and name != EMBEDDING else unit.kept
 
-    def _through(self, number: int, count: int) -> int:
-        """Elements of the buckets that `count` units before `number` leave."""
-        pairs = zip(self.line.own[number - count : number], self.line.leaves[number - count : number], strict=True)
-        return sum(own for own, leaves in pairs if leaves)
-
     def _some(self, count: int) -> Sequence[int]:
         """Of units alike those of which one is the fullest: the first ones and the last, before which weights are
-        gathered ahead for fewer."""
+        gathered ahead for fewer. Units that share buckets are not alike."""
         ends = 2 + self.zero.ahead
-        return range(count) if count <= 2 * ends else (*range(ends), *range(count - ends, count))
+        few = count <= 2 * ends or self.line.shares
+        return range(count) if few else (*range(ends), *range(count - ends, count))
 
 
 def _moment(name: str, rest: float, kept: float, working: float, arrived: float) -> Moment:
@@ -206,33 +299,35 @@ def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float,
     stage = _Stage(line, units, zero, boundary)
     kept = sum(count * units[name].kept for name, count in line.kinds)
     later = sum(count * units[name].later for name, count in line.kinds)
-    if stage.embeds:
+    if line.embeds:
         later += units[EMBEDDING].kept + boundary
     kinds = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.BACKWARD,)
     # An embedding alone has no backward of its input.
     idle = Moment(kept, kept, 0.0, 0.0, EMBEDDING)
-    forward = max(stage.forwards())
-    moments = (forward, *(max(stage.backwards(kind, last=False), default=idle) for kind in kinds))
-    last = moments
-    if zero.once:
-        last = (forward, *(max(stage.backwards(kind, last=True), default=idle) for kind in kinds))
-    buckets = tuple(own for own, leaves in zip(line.own, line.leaves, strict=True) if leaves)
+
+    def fullest_of(kind: Kind, last: bool) -> Moments:
+        found = list(stage.backwards(kind, last))
+        first, then = (max((m for begun, m in found if begun is which), default=None) for which in (False, True))
+        return Moments(first or idle, then)
+
+    forward = Moments(max(stage.forwards()), None)
+    moments = (forward, *(fullest_of(kind, last=False) for kind in kinds))
+    last = (forward, *(fullest_of(kind, last=True) for kind in kinds)) if any(line.waits) else moments
+    pending = next((held for held in line.pending if held), 0.0)
     head = units[HEAD] if line.kinds[-1][0] == HEAD else None
     heads = (head.kept, head.later) if head else (0.0, 0.0)
-    embedding = units[EMBEDDING].kept if stage.embeds else 0.0
-    return Chunk(kept, later, moments, last, zero.once * sum(buckets), buckets, embedding, heads)
+    embedding = units[EMBEDDING].kept if line.embeds else 0.0
+    return Chunk(kept, later, moments, last, pending, sum(line.waits), line.buckets, embedding, heads)
 
 
 def reduced(buckets: Sequence[int], zero: Zero) -> tuple[float, float]:
     """Bytes of the reduced shards of buckets of so many elements, which wait for the update, and the most that there
     is while each has its sum made of what has waited, one after the other."""
-    numel = sum(buckets)
-    if not zero.summed:
-        return zero.once * numel, zero.once * numel
-    now = most = zero.once * numel
-    for bucket in buckets:
-        most = max(most, now + zero.summed * bucket)
-        now += (zero.summed - zero.once) * bucket
+    now = most = sum(zero.waits(numel) for numel in buckets)
+    for numel in buckets:
+        most = max(most, now + zero.summed * numel)
+        if zero.summed or not zero.once:
+            now += zero.summed * numel - zero.waits(numel)
     return now, most
 
 
@@ -291,23 +386,32 @@ class Fullest(NamedTuple):
 def fullest(chunks: Sequence[Chunk], mine: Turns, boundary: float) -> Fullest:
     """Of a rank that holds `chunks`; boundary: bytes of a message."""
     places, messages, last = mine
-    # By place: what an action has beside what was there, and what it leaves of that.
-    beside: list[float] = []
+    # By place: what an action has beside what was there, before it begins a reduction and from there on; what it
+    # leaves of it; what its reduction holds until the next one.
+    first: list[float] = []
+    then: list[float] = []
     change: list[float] = []
     for chunk in chunks:
         for kind, (before, after) in enumerate(zip(chunk.before, chunk.after, strict=True)):
-            beside += (chunk.moments[kind].total - before, chunk.last[kind].total - before)
+            for moments in (chunk.moments[kind], chunk.last[kind]):
+                first.append(moments.first.total - before)
+                then.append(moments.then.total - before if moments.then else 0.0)
             change += (after - before, after - before + chunk.reduced)
         # Backwards in halves that it does not have.
-        beside += (0.0,) * (-len(beside) % _place(1, 0, False))
-        change += (0.0,) * (-len(change) % _place(1, 0, False))
+        for table in (first, then, change):
+            table += (0.0,) * (-len(table) % _place(1, 0, False))
     held = accumulate([change[place] for place in places[:-1]], initial=0.0)
-    totals = [here + beside[place] + boundary * n for here, place, n in zip(held, places, messages, strict=True)]
+    pending = _pending(chunks, places)
+    totals = [
+        here + max(first[place] + there, then[place]) + boundary * n
+        for here, place, there, n in zip(held, places, pending, messages, strict=True)
+    ]
     most = max(totals)
     at = totals.index(most)
     number, (kind, ends) = places[at] // 8, divmod(places[at] % 8, 2)
     now = chunks[number]
-    moment, waits = (now.last if ends else now.moments)[kind], any(chunk.reduced for chunk in chunks)
+    moment = (now.last if ends else now.moments)[kind].most(pending[at])
+    waits = any(chunk.reduced for chunk in chunks)
     heads = -now.head[kind == 3] if kind else 0.0
     if any(chunk.head[0] for chunk in chunks):
         for place in places[:at]:
@@ -317,3 +421,16 @@ def fullest(chunks: Sequence[Chunk], mine: Turns, boundary: float) -> Fullest:
     waited = sum(chunks[place // 8].reduced for place in places[last:at] if place % 2)
     others = most - boundary * messages[at] - moment.total - waited
     return Fullest(most, boundary * messages[at], others - heads, heads, moment, earlier)
+
+
+def _pending(chunks: Sequence[Chunk], places: Sequence[int]) -> list[float]:
+    """What the reduction that was begun last holds when each action begins."""
+    if not any(chunk.pending for chunk in chunks):
+        return [0.0] * len(places)
+    found, now = [], 0.0
+    for place in places:
+        found.append(now)
+        # A whole backward, or one of the weights.
+        if place % 8 // 2 in (1, 3):
+            now = chunks[place // 8].pending or now
+    return found

@@ -11,6 +11,7 @@ its first backward.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 from math import log2
@@ -67,8 +68,10 @@ class Bounds:
     def __init__(self, step: Step, setup: Setup):
         self.step, self._base = step, setup
         memory, layers = step.memory, step.spec.layers
-        self.kinds = tuple(kind for kind, _ in memory.kinds(0, layers))
-        self.counts = tuple(count for _, count in memory.kinds(0, layers))
+        runs = memory.kinds(0, layers)
+        self._runs = tuple(count for _, count in runs)
+        self.kinds = tuple(dict.fromkeys(kind for kind, _ in runs))
+        self._first = tuple(next(i for i, (kind, _) in enumerate(runs) if kind == one) for one in self.kinds)
         # Without the pipeline's stride the other axes are as near as they can be.
         self._order = ("pp", *(axis for axis in setup.order if axis != "pp"))
         self._units: dict[tuple[object, ...], Units] = {}
@@ -88,7 +91,8 @@ class Bounds:
         key = (tp, cp, ep, micro_batch, recompute)
         found = self._units.get(key)
         if found is None:
-            ends = (0, *self.counts, 0)
+            # A stage for each run of blocks alike.
+            ends = (0, *self._runs, 0)
             setup = self._base._replace(
                 tp=tp,
                 cp=cp,
@@ -108,10 +112,11 @@ class Bounds:
             )
             first, *blocks, last = self.step.pipeline(setup).stages
             chunks = (first, *blocks, last)
+            each = [(blocks[i], self._runs[i]) for i in self._first]
             found = self._units[key] = Units(
-                forward=tuple(c.forward_s / max(1, n) for c, n in zip(blocks, self.counts, strict=True)),
-                into=tuple(c.input_s / max(1, n) for c, n in zip(blocks, self.counts, strict=True)),
-                whole=tuple(c.total_s / max(1, n) for c, n in zip(blocks, self.counts, strict=True)),
+                forward=tuple(c.forward_s / n for c, n in each),
+                into=tuple(c.input_s / n for c, n in each),
+                whole=tuple(c.total_s / n for c, n in each),
                 embedding=(first.forward_s, first.total_s, first.input_s),
                 head=(last.forward_s, last.total_s, last.input_s),
                 forward_s=sum(c.forward_s for c in chunks),
@@ -143,8 +148,10 @@ class Bounds:
         return found
 
     def _vector(self, parts: Iterable[tuple[str, int]]) -> Counts:
-        counts = dict(parts)
-        return tuple(counts.get(kind, 0) for kind in self.kinds)
+        counts: Counter[str] = Counter()
+        for kind, count in parts:
+            counts[kind] += count
+        return tuple(counts[kind] for kind in self.kinds)
 
     def ideal_s(self, grid: Degrees, micro_batch: int, microbatches: int, recompute: str | tuple[str, ...]) -> float:
         """Seconds if the work were spread evenly and nobody waited: a bound for all schedules."""
@@ -212,12 +219,17 @@ class Bounds:
     def sharded_s(self, setup: Setup) -> float:
         """Seconds that the first rank works and moves weights and gradients of each use: what `step_s` leaves out."""
         gather, reduce, _ = self.step.transfers(setup)
-        moved = (2 * gather if setup.gather_per_use else 0.0) + (reduce if setup.reduce_per_microbatch else 0.0)
-        if not moved:
+        gathered = 2 * gather if setup.gather_per_use else 0.0
+        reduced = reduce if setup.reduce_per_microbatch else 0.0
+        if not gathered + reduced:
             return 0.0
+        software = self.step.software
         units = self.units(setup.tp, setup.cp, setup.ep, setup.micro_batch, setup.recompute)
         load = sum(sum(map(mul, chunk, units.whole)) for chunk in self._places(setup).first) + units.embedding[1]
-        both = max(load, moved) if self.step.software.prefetched else load + moved
+        if software.prefetched:
+            both = max(load, gathered + reduced)
+        else:
+            both = gathered + (max(load, reduced) if software.traced else load + reduced)
         return self._with_jitter(setup.dp * setup.cp, setup.microbatches * both)
 
     def finish_s(self, setup: Setup) -> float:

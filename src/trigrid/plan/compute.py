@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
+from trigrid.blueprint.frozen import kinds_of
 from trigrid.blueprint.terms import Attend, Claims, Gemm
 from trigrid.plan.constants import of_generation
 from trigrid.plan.machine import Machine
@@ -82,6 +83,7 @@ class Compute:
         self._cores = machine.gpu.peak_flops[self._wide] * of_generation(values, "attention.unaligned", generation)
         self._grouped = values["moe.grouped"]
         self._bytes = software.policy.compute
+        self._frozen = kinds_of(spec, software.frozen).frozen
         self._units: dict[tuple[str, Cut], UnitTime] = {}
         self._products: dict[tuple[float, float, float, bool], float] = {}
 
@@ -90,10 +92,16 @@ class Compute:
         key = (kind, cut)
         found = self._units.get(key)
         if found is None:
-            found = self._units[key] = self._price(claims(self.spec, kind, self.software.kernels), cut)
+            unit = claims(self.spec, kind, self.software.kernels)
+            still = self._frozen[kind]
+            found = self._price(unit, cut, still)
+            if kind == "embedding" and kind in still:
+                found = found._replace(input_s=0.0)
+            self._units[key] = found
         return found
 
-    def _price(self, unit: Claims, cut: Cut) -> UnitTime:
+    def _price(self, unit: Claims, cut: Cut, still: frozenset[str]) -> UnitTime:
+        """still: roles of weights that have no gradient."""
         tokens, block = cut.tokens, unit.kind not in ("head", "embedding")
         forward = into = weight = again = routed = attention = 0.0
         for gemm in unit.gemms:
@@ -103,7 +111,8 @@ class Compute:
             one = count * self.product_s(m, n, k, block) / share
             forward += one
             into += count * self.product_s(m, k, n, block) / share
-            weight += count * self.product_s(n, k, m, block) / share
+            if gemm.role not in still:
+                weight += count * self.product_s(n, k, m, block) / share
             if gemm.again:
                 again += one
             if gemm.routed:
@@ -124,11 +133,12 @@ class Compute:
             if selective == "alternate" or item.scores or cheap:
                 again += one
         host = kernels * self._launch
+        host_back = (2 * kernels - sum(gemm.role in still for gemm in unit.gemms)) * self._launch
         if self._blocking:
-            slow, slow_back = 1.0 + host / forward, 1.0 + 2 * host / (into + weight)
+            slow, slow_back = 1.0 + host / forward, 1.0 + host_back / (into + weight)
         else:
             # The host starts kernels while the device works: where it is slower, the device waits for it.
-            slow, slow_back = max(1.0, host / forward), max(1.0, 2 * host / (into + weight))
+            slow, slow_back = max(1.0, host / forward), max(1.0, host_back / (into + weight))
         return UnitTime(forward * slow, into * slow_back, weight * slow_back, again * slow, attention, routed)
 
     def _pass_s(self, size: float, kernels: int) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from trigrid.blueprint.decoder import decoder_units
+from trigrid.blueprint.frozen import plain
 from trigrid.blueprint.parameters import localise
 from trigrid.plan.alive import (
     EMBEDDING,
     HEAD,
     Chunk,
     Fullest,
-    Line,
     Moment,
+    Sizes,
     Turns,
     Zero,
     fullest,
@@ -22,8 +22,9 @@ from trigrid.plan.alive import (
     reduced,
 )
 from trigrid.plan.alive import chunk as make_chunk
-from trigrid.plan.backend import scattered
+from trigrid.plan.backend import copied, scattered
 from trigrid.plan.compute import Cut
+from trigrid.plan.elements import Bucket
 from trigrid.plan.memory import Memory, StageUse, UnitBytes
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
@@ -47,8 +48,7 @@ class EngineMemory(Memory):
         super().__init__(spec, software, values)
         self._working: dict[tuple[str, Cut, str, bool], Working] = {}
         self._chunks: dict[tuple[object, ...], Chunk] = {}
-        self._lines: dict[tuple[object, ...], Line] = {}
-        self._numel: dict[tuple[int, int], dict[str, int]] = {}
+        self._numel: dict[tuple[int, int], dict[str, Sizes]] = {}
         self._summed: dict[tuple[int, bool], dict[str, int]] = {}
 
     # Units and stages
@@ -58,9 +58,15 @@ class EngineMemory(Memory):
         key = (kind, cut, recompute, splits)
         found = self._working.get(key)
         if found is None:
-            if kind in ("llama", "gpt", EMBEDDING, HEAD) and not (self.spec.latent and kind not in (EMBEDDING, HEAD)):
-                size = self.software.policy.compute
-                found = Unit(self.spec, self.software.kernels, cut, size, recompute, splits).working(kind)
+            if plain(kind) in ("llama", "gpt", EMBEDDING, HEAD) and not (
+                self.spec.latent and kind not in (EMBEDDING, HEAD)
+            ):
+                kernels, size, still = (
+                    self.software.kernels,
+                    self.software.policy.compute,
+                    self.kinds_of_units.frozen[kind],
+                )
+                found = Unit(self.spec, kernels, cut, size, recompute, splits, still).working(plain(kind))
             else:
                 found = self._claimed(self.unit(kind, cut, "none" if recompute == "full" else recompute), recompute)
             self._working[key] = found
@@ -83,46 +89,43 @@ class EngineMemory(Memory):
         kinds, setup = self.units_of_stages(setup)[stage], setup.at(stage)
         assert isinstance(setup.recompute, str)
         zero = self._zero(setup)
-        key = (kinds, setup.cut, setup.recompute, zero, splits, setup.ep, setup.bucket_numel)
+        tied_before = kinds[-1][0] == HEAD and setup.holder(0) == setup.holder(stage)
+        key = (kinds, setup.cut, setup.recompute, zero, splits, setup.ep, setup.bucket_numel, tied_before)
         found = self._chunks.get(key)
         if found is None:
             units = {kind: self.working(kind, setup.cut, setup.recompute, splits) for kind, _ in kinds}
-            boundary = self.boundary_bytes(setup)
-            found = self._chunks[key] = make_chunk(self._line(setup, kinds, zero.ahead), units, zero, boundary, splits)
+            made = line(kinds, self._sizes(setup), setup.bucket_numel, zero, tied_before)
+            found = self._chunks[key] = make_chunk(made, units, zero, self.boundary_bytes(setup), splits)
         return found
 
-    def _line(self, setup: Setup, kinds: tuple[tuple[str, int], ...], ahead: int) -> Line:
-        key = (kinds, setup.tp, setup.ep, setup.bucket_numel, ahead)
-        found = self._lines.get(key)
-        if found is None:
-            sizes = self._sizes(setup)
-            found = self._lines[key] = line(kinds, sizes, setup.bucket_numel, ahead)
-        return found
-
-    def _sizes(self, setup: Setup) -> dict[str, int]:
-        """Elements of the units of each kind on one TP rank."""
+    def _sizes(self, setup: Setup) -> dict[str, Sizes]:
+        """Of the units of each kind."""
         key = (setup.tp, setup.ep)
         found = self._numel.get(key)
         if found is None:
             table = self.buckets(setup.tp, setup.ep)
-            found = {kind: sum(b.dense + b.experts for b in buckets) for kind, buckets in table.items()}
-            self._numel[key] = found
+            found = self._numel[key] = {kind: sizes_of(buckets) for kind, buckets in table.items()}
         return found
 
     def _zero(self, setup: Setup) -> Zero:
         policy, shards = self.software.policy, setup.shards
         sharded = shards > 1
         # Among one rank a shard is the whole, and gathering it changes its format at most.
-        gathers = setup.zero == 3 and setup.gather_per_use and (sharded or policy.gather != self._master)
+        sent = policy.gather != self._master
+        gathers = setup.zero == 3 and setup.gather_per_use
         each, once = setup.reduce_per_microbatch, setup.zero > 0 and sharded and not setup.reduce_per_microbatch
-        arriving, summed = scattered(policy.reduce, setup.shards, self.software.kernels.exchanges)
+        gloo = self.software.kernels.gloo
+        arriving, summed = scattered(policy.reduce, shards, gloo)
+        copies = setup.zero == 0 and gloo and shards == 2
         return Zero(
-            gathered=policy.compute if gathers else 0.0,
-            sent=policy.gather / shards if gathers and sharded and policy.gather != self._master else 0.0,
+            gathered=policy.compute if gathers and (sharded or sent) else 0.0,
+            still=policy.compute if gathers and sharded else 0.0,
+            sent=policy.gather / shards if gathers and sharded and sent else 0.0,
             whole=policy.reduce if each else 0.0,
-            shard=arriving + summed if each and sharded else 0.0,
+            arriving=arriving if each and sharded else 0.0,
             once=arriving if once else 0.0,
             summed=summed if once else 0.0,
+            copied=policy.reduce if copies else 0.0,
             ahead=self.software.prefetched if gathers else 0,
         )
 
@@ -156,9 +159,10 @@ class EngineMemory(Memory):
         inputs, later = self._inputs(setup)
         # Gathered once a step, whole weights are there until its end.
         kept = parameters * policy.compute if setup.zero == 3 and not setup.gather_per_use else 0.0
-        shards, summing = reduced([numel for chunk in chunks for numel in chunk.buckets], self._zero(setup))
-        update = kept + max(summing, shards + self._finish(setup, mine.parts))
-        base, largest = sum(state), max(self._sizes(setup)[kind] for kind, _ in mine.parts)
+        buckets = [numel for chunk in chunks for numel in chunk.buckets]
+        shards, summing = reduced(buckets, self._zero(setup))
+        update = kept + max(summing, shards + self._finish(setup, mine.parts, max(buckets, default=0)))
+        base, largest = sum(state), max(self._sizes(setup)[kind].numel for kind, _ in mine.parts)
         name = moment.unit if moment.unit == EMBEDDING else "loss" if moment.unit == HEAD else "block"
         training = full.total + kept
         fullest_at = "reduce" if full.earlier else name
@@ -184,34 +188,44 @@ class EngineMemory(Memory):
         tables = 2 * cut.sequence * spec.head_dim * self.software.policy.compute if spec.block == "llama" else 0
         return tables + each * (2 if setup.micro_batch > 1 else 1), tables + each
 
-    def _finish(self, setup: Setup, parts: Sequence[tuple[str, int]]) -> float:
+    def _finish(self, setup: Setup, parts: Sequence[tuple[str, int]], largest: int) -> float:
         """Beside state and reduced shards, the most that the end of a step has: gradients that are summed over TP, in
-        one piece, or a bucket's weights, gathered from shards in the gather's format."""
-        policy, sizes, sums = self.software.policy, self._sizes(setup), self._sums(setup)
+        one piece, or the weights of the `largest` bucket, gathered from shards in the gather's format."""
+        policy, sums = self.software.policy, self._sums(setup)
         summed = float(sum(count * sums[kind] for kind, count in parts) * policy.reduce)
         if setup.zero:
             summed /= setup.shards
+        summed += copied(summed, setup.tp, self.software.kernels.gloo)
         if setup.zero not in (1, 2):
             return summed
         cast = policy.gather / setup.shards if policy.gather != self._master else 0.0
         gathered = policy.gather if setup.shards > 1 else 0.0
-        return max(summed, max(sizes[kind] for kind, _ in parts) * (cast + gathered))
+        return max(summed, largest * (cast + gathered))
 
     def _sums(self, setup: Setup) -> dict[str, int]:
         """By kind of unit, elements whose gradients are summed over TP or over the holders of a KV head."""
         key = (setup.tp, setup.sequence_parallel)
         found = self._summed.get(key)
         if found is None:
-            layout = Layout(tp=setup.tp, sequence_parallel=setup.sequence_parallel)
+            layout, kinds = Layout(tp=setup.tp, sequence_parallel=setup.sequence_parallel), self.kinds_of_units
             found = self._summed[key] = {
-                unit.kind: sum(
+                kind: sum(
                     local.numel
                     for local in (localise(parameter, layout, 0) for parameter in unit.parameters)
-                    if local.sum_group != "none"
+                    if local.sum_group != "none" and local.parameter.role not in kinds.frozen[kind]
                 )
-                for unit in decoder_units(self.spec)
+                for kind, unit in kinds.units.items()
             }
         return found
+
+
+def sizes_of(buckets: Sequence[Bucket]) -> Sizes:
+    """Of a unit that has `buckets`."""
+    trained, still, tied, tied_still = (
+        sum(b.numel for b in buckets if (b.name == "tied", b.frozen) == which)
+        for which in ((False, False), (False, True), (True, False), (True, True))
+    )
+    return Sizes(trained, still, tied, tied_still)
 
 
 def placement(setup: Setup) -> tuple[int, ...]:
@@ -256,14 +270,15 @@ def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> 
         )
 
     kinds = [kind for kind in range(len(chunks[0].moments)) if kind not in never]
-    fullest = max(of(chunk, kind, chunk.moments[kind]) for chunk in chunks for kind in kinds)
+    pending = max(chunk.pending for chunk in chunks)
+    fullest = max(of(chunk, kind, chunk.moments[kind].most(pending)) for chunk in chunks for kind in kinds)
     if not any(chunk.reduced for chunk in chunks):
         return fullest
     found = [fullest]
     for at, chunk in enumerate(chunks):
         others = sum(other.reduced for other in chunks[at + 1 :])
         for kind in kinds[1:]:
-            moment = chunk.last[kind]
+            moment = chunk.last[kind].most(pending)
             if number == 1 or not splits:
                 # Of this stage nothing else is under way, of those before it a round; before, a round of all three.
                 round_ = min(setup.microbatches, setup.pp) if number > 1 else 1
@@ -271,7 +286,7 @@ def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> 
                 one = Fullest(before + moment.total + others + there, there, before, 0.0, moment)
                 if others:
                     before += chunk.kept * (round_ - 1)
-                    earlier = chunk.moments[kind]
+                    earlier = chunk.moments[kind].most(pending)
                     one = max(one, Fullest(before + earlier.total + others + there, there, before, 0.0, earlier))
             else:
                 one = of(chunk, kind, moment)

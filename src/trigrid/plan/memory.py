@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
-from trigrid.blueprint.decoder import block_kinds, decoder_units
+from trigrid.blueprint.frozen import kinds_of
 from trigrid.blueprint.terms import Claims, Kernels, Saved, made_again, saved_bytes
 from trigrid.ledger import Ledger
 from trigrid.plan.beside import Beside
 from trigrid.plan.compute import Cut
-from trigrid.plan.elements import Bucket, unit_buckets
+from trigrid.plan.elements import Bucket, trained_numel, unit_buckets
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
 from trigrid.schedule import rank_peak_bytes
@@ -113,7 +113,7 @@ class Memory:
     def __init__(self, spec: ModelSpec, software: Software, values: Mapping[str, float]):
         self.spec, self.software, self.values = spec, software, values
         self.beside = Beside(software, values)
-        self._kinds: tuple[tuple[str, int], ...] = block_kinds(spec)
+        self.kinds_of_units = kinds_of(spec, software.frozen)
         self._units: dict[tuple[str, Cut, str], UnitBytes] = {}
         self._stages: dict[tuple[object, ...], tuple[tuple[tuple[str, int], ...], ...]] = {}
         self._held: dict[tuple[object, ...], tuple[Held, ...]] = {}
@@ -126,7 +126,8 @@ class Memory:
         """The buckets of each kind of unit on one TP rank, which engine/buckets cuts in the same way."""
         found = self._buckets.get((tp, ep))
         if found is None:
-            found = {unit.kind: unit_buckets(unit, tp, ep) for unit in decoder_units(self.spec)}
+            kinds = self.kinds_of_units
+            found = {kind: unit_buckets(unit, tp, ep, kinds.frozen[kind]) for kind, unit in kinds.units.items()}
             self._buckets[tp, ep] = found
         return found
 
@@ -185,7 +186,7 @@ class Memory:
     def kinds(self, first: int, count: int) -> list[tuple[str, int]]:
         """(kind, count) of `count` blocks from number `first` on."""
         found, start = [], 0
-        for kind, many in self._kinds:
+        for kind, many in self.kinds_of_units.blocks:
             here = min(first + count, start + many) - max(first, start)
             if here > 0:
                 found.append((kind, here))
@@ -225,6 +226,10 @@ class Memory:
                     held = shard if setup.zero else whole
                     total += count * numel
                     weights += count * (0 if setup.zero == 3 else whole * policy.weights)
+                    if bucket.frozen:
+                        # Its shard needs no wider format.
+                        master += count * (shard * policy.weights if setup.zero == 3 else 0)
+                        continue
                     own = policy.master or (policy.weights if setup.zero == 3 else 0)
                     master += count * held * own
                     gradients += count * policy.gradients * (shard if setup.reduce_per_microbatch else whole)
@@ -309,13 +314,16 @@ class Memory:
         table = self.buckets(setup.tp, setup.ep)
         if last and self.software.kernels.loss == "pieces":
             # The pieces' gradients of the head's weight, not its norm's, are added up in fp32.
-            weight = sum(b.dense for b in table["head"]) - self.spec.hidden
-            logits += weight * max(4, policy.compute)
-        block = max((sum(b.dense + b.experts for b in table[kind]) for kind in mine.blocks), default=0)
-        ends = [sum(b.dense for b in table[kind]) for kind in mine.ends]
+            weight = trained_numel(table["head"]) - self.spec.hidden
+            logits += max(0, weight) * max(4, policy.compute)
+        block = max((sum(b.numel for b in table[kind]) for kind in mine.blocks), default=0)
+        end = max((sum(b.numel for b in table[kind]) for kind in mine.ends), default=0)
+        trained, trained_end = (
+            max((trained_numel(table[k]) for k in ks), default=0) for ks in (mine.blocks, mine.ends)
+        )
         gathered, reduced = self._zero_bytes(setup)
-        at_block = working + block * ((1 + self.software.prefetched) * gathered + reduced)
-        at_end = max(ends, default=0) * (gathered + reduced) + block * self.software.prefetched * gathered
+        at_block = working + block * (1 + self.software.prefetched) * gathered + trained * reduced
+        at_end = end * gathered + trained_end * reduced + block * self.software.prefetched * gathered
         if setup.zero == 3 and not setup.gather_per_use:
             # Gathered once a step: all of them are there until its end.
             at_block += parameters * policy.compute
@@ -328,10 +336,10 @@ class Memory:
         updated = (state[3] / policy.moments) if policy.moments else 0.0
         step = self.software.step_bytes * updated
         if setup.zero in (1, 2):
-            step += max([block, *ends]) * policy.gather
+            step += max(trained, trained_end) * policy.gather
         training = activations + wide + buffers
         base = sum(state)
-        start = max([block, *ends]) * (policy.master or policy.weights)
+        start = max(block, end) * (policy.master or policy.weights)
         peaks: tuple[tuple[str, float], ...] = (
             ("loss", base + activations + at_loss + buffers),
             ("block", base + activations + at_block + buffers),

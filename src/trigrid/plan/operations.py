@@ -121,6 +121,18 @@ class Operations(Products):
         tape.record(lambda: [(x, tape.take(out))])
         return out
 
+    def positions(self, x: Storage) -> Storage:
+        """x, which has no gradient, with what is added to it."""
+        tape = self.tape
+        out = tape.make(x.size)
+
+        def back() -> Gradients:
+            tape.drop(tape.take(out))
+            return []
+
+        tape.record(back)
+        return out
+
     def residual(self, x: Storage, more: Storage) -> Storage:
         tape = self.tape
         out = tape.make(x.size)
@@ -289,7 +301,7 @@ class Operations(Products):
 
     def loss_in_pieces(self, x: Storage, logits: float, weight: float, pieces: int) -> Storage:
         """The same, `pieces` of the sequence one after the other, each computed again in backward. logits, weight:
-        bytes of all logits, and of the head's weight."""
+        bytes of all logits, and of the gradient of the head's weight."""
         tape, tokens = self.tape, self.cut.tokens
         narrow, wide = logits / pieces, logits / pieces / self.compute * self.wide
         tape.work(narrow + wide + (4 * self.wide + PLACE + 1) * tokens)

@@ -238,8 +238,8 @@ def _assumptions(job: Job, software: Software, machine: Machine) -> tuple[str, .
     elif not cluster.power_w:
         found.append(f"power of {gpu.power_w:g} W per GPU: the catalogue's, without the rest of the server")
     found.append(f"slowest rank: {machine.values['jitter.share']:.0%} of the step at 1,024 copies and more")
-    if job.optimizer.frozen:
-        found.append("frozen parameters are planned like those that are trained: it will be less memory and time")
+    if job.optimizer.frozen and not software.traced:
+        found.append("what frozen layers keep for backward is planned as if they were trained")
     if job.run.compile:
         found.append("time and memory are those of the program before it is compiled (run.compile)")
     if told := _of_products(job, machine):

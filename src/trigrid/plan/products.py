@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from trigrid.blueprint.terms import Kernels
-from trigrid.plan.backend import scattered
+from trigrid.plan.backend import copied, scattered
 from trigrid.plan.compute import Cut
 from trigrid.plan.tape import Gradients, Storage, Tape
 
 Make = Callable[..., Storage]
 """Storages → one more, by operations that are cheap for its size."""
 Layer = tuple[float, float]
-"""Bytes of a product's output and of its weight."""
+"""Bytes of a product's output and of its weight's gradient, 0 where it has none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Products:
 
     def _scatter(self, x: Storage) -> Storage:
         """This rank's part of the sequence, summed over TP."""
-        tape, (arriving, summed) = self.tape, scattered(x.size, self.cut.tp, self.kernels.exchanges)
+        tape, (arriving, summed) = self.tape, scattered(x.size, self.cut.tp, self.kernels.gloo)
         arrived = tape.make(arriving)
         if not summed:
             return arrived
@@ -111,27 +111,22 @@ class Products:
         self.tape.drop(out)
         return left
 
-    def products(self, x: Storage, layers: Sequence[Layer], copies: bool = False) -> list[Storage]:
-        """copies: gradients of the outputs come in another order of dimensions, and are copied."""
+    def products(self, x: Storage, layers: Sequence[Layer]) -> list[Storage]:
         if self.splits:
             return self._products(self.tape.share, [x], layers, "")
-        return [self._product(x, out, weight, copies) for out, weight in layers]
+        return [self._product(x, out, weight) for out, weight in layers]
 
-    def _product(self, x: Storage, size: float, weight: float, copies: bool) -> Storage:
+    def _product(self, x: Storage, size: float, weight: float) -> Storage:
         tape = self.tape
         out = tape.make(size)
 
         def back() -> Gradients:
             gradient = tape.take(out)
-            if copies:
-                rows = tape.make(gradient.size)
-                tape.drop(gradient)
-                gradient = rows
             of_weight, found = tape.make(weight), tape.make(x.size)
             tape.drop(gradient)
             return [(x, found), (None, of_weight)]
 
-        tape.record(back, x)
+        tape.record(back, *((x,) if weight else ()))
         return out
 
     def _products(self, make: Make, inputs: Sequence[Storage], layers: Sequence[Layer], region: str) -> list[Storage]:
@@ -151,10 +146,11 @@ class Products:
             gradients = [tape.take(out) for out in outs]
             made, through = tape.apart(partial(make, *inputs), graph=True)
             weights: list[Storage] = []
-            if tape.queue:
-                for storage in (made, *gradients):
+            wanted = [gradient for gradient, (_, weight) in zip(gradients, layers, strict=True) if weight]
+            if wanted and tape.queue:
+                for storage in (made, *wanted):
                     tape.share(storage)
-            else:
+            elif wanted:
                 rows = tape.make(size) if more > 1 else tape.share(made)
                 weights = [tape.make(weight) for _, weight in layers]
                 tape.drop(rows)
@@ -164,6 +160,8 @@ class Products:
             if more > 1:
                 whole, into = into, self._scatter(into)
                 tape.drop(whole)
+            elif region == "copy":
+                tape.work(copied(size, self.cut.tp, self.kernels.gloo))
             found = [(inputs[0], into)]
             if made not in inputs:
                 others = [x.gradient for x in inputs]

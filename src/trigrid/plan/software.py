@@ -78,6 +78,7 @@ class Software:
     all_reduces: whole gradients are summed everywhere even where each rank then updates a shard.
     bucket_bytes: buffers of the data-parallel collectives, alive during the whole step.
     own_groups: communicators that it makes of ranks which have one already (norms, its own copies of the axes).
+    frozen: patterns of parameters that are not trained, as in `optimizer.frozen`.
     blocking: the host waits for every kernel before it starts the next (CUDA_LAUNCH_BLOCKING=1).
     imbalance: load of the fullest expert rank over the mean.
     """
@@ -101,6 +102,7 @@ class Software:
     all_reduces: bool = False
     bucket_bytes: float = 0.0
     own_groups: int = 0
+    frozen: tuple[str, ...] = ()
     blocking: bool = False
     imbalance: float = 1.0
 
@@ -235,7 +237,10 @@ def choose_software(job: Job, name: str | None = None, policy: str | None = None
     """Who trains `job`: the preset `name`, or this project's engine as the job runs it, with another precision policy
     where one is named, and with segments of the allocator that grow where `expandable`. Raises Refused with the closest
     names."""
-    found = load_software(name) if name and name != "trigrid" else engine_software(job)
+    if name and name != "trigrid":
+        found = replace(load_software(name), frozen=job.optimizer.frozen)
+    else:
+        found = engine_software(job)
     if policy is not None:
         if policy not in POLICIES:
             closest = tuple(get_close_matches(policy.lower(), POLICIES)) or tuple(POLICIES)
@@ -256,9 +261,10 @@ def engine_software(job: Job) -> Software:
         documents=job.data.document_attention,
         hashed_dropout=run.dropout > 0,
         hashed_scores=run.attention_dropout > 0,
-        exchanges=backend_of(job) == "gloo",
+        gloo=backend_of(job) == "gloo",
     )
-    base, precision = replace(base, kernels=kernels, prefetched=layout.prefetch), run.precision
+    base = replace(base, kernels=kernels, prefetched=layout.prefetch, frozen=job.optimizer.frozen)
+    precision = run.precision
     if precision == "bf16":
         return base
     if precision == "fp32":

@@ -19,9 +19,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
+from trigrid.blueprint.frozen import entered_again
 from trigrid.plan.compute import Compute
+from trigrid.plan.elements import trained_numel
 from trigrid.plan.engine_memory import memory_of
 from trigrid.plan.machine import Machine
 from trigrid.plan.network import Network
@@ -37,6 +40,16 @@ PARTS = ("compute", "tp", "cp", "ep", "zero", "p2p", "idle", "reduce", "gather",
 
 
 Units = tuple[tuple[str, int], ...]
+
+
+class Regions(NamedTuple):
+    """TP regions of a unit: those that it enters and leaves, those that its backward enters by leaving them, and those
+    whose whole input the gradients of weights need."""
+
+    enters: int
+    leaves: int
+    left: int
+    needed: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class Step:
         cut, software = setup.cut, self.software
         time = self.compute.unit(kind, cut)
         unit = claims(self.spec, kind, software.kernels)
-        block = kind not in ("embedding", "head")
+        block, still = kind not in ("embedding", "head"), self.memory.kinds_of_units.frozen[kind]
         forward, into, weight = time.forward_s, time.input_s, time.weight_s
         if setup.imbalance > 1.0:
             extra = time.routed_s * (setup.imbalance - 1.0)
@@ -112,7 +125,11 @@ class Step:
         in_pieces = kind == "head" and software.kernels.loss == "pieces"
         again = repeats * forward + (time.again_s if cheap or in_pieces else 0.0)
 
-        tp_forward, tp_backward, tp_link = self._tensor_parallel(setup, unit.enters, unit.leaves, forward, weight)
+        # Of a frozen embedding nothing has a gradient, and of weights that are frozen nothing is gathered again.
+        left = unit.leaves if block or kind not in still else 0
+        trained = {parameter.role for parameter in self.memory.kinds_of_units.units[kind].parameters} - still
+        regions = Regions(unit.enters, unit.leaves, left, entered_again(trained) if block else unit.enters)
+        tp_forward, tp_backward, tp_link = self._tensor_parallel(setup, regions, forward, weight)
         tp_again = repeats * tp_forward
         tp_link += repeats * tp_forward
         cp_forward, cp_backward, cp_link = self._context_parallel(setup, len(unit.attends), time.attend_s)
@@ -139,7 +156,7 @@ class Step:
         )
 
     def _tensor_parallel(
-        self, setup: Setup, enters: int, leaves: int, forward_s: float, weight_s: float
+        self, setup: Setup, regions: Regions, forward_s: float, weight_s: float
     ) -> tuple[float, float, float]:
         """(exposed forward, exposed backward, link) seconds of a unit's TP collectives."""
         if setup.tp == 1:
@@ -147,9 +164,10 @@ class Step:
         payload = setup.cut.tokens * self.spec.hidden * self.software.policy.compute
         group, network = self.groups(setup).tp, self.network
         gather, scatter = network.gather_s(payload, group), network.scatter_s(payload, group)
+        enters, leaves, left, entered = regions
         if setup.sequence_parallel:
-            forward, backward = enters * gather + leaves * scatter, enters * scatter + leaves * gather
-            again = enters * gather if self.software.kernels.regather else 0.0
+            forward, backward = enters * gather + leaves * scatter, enters * scatter + left * gather
+            again = entered * gather if self.software.kernels.regather else 0.0
         else:
             whole = network.reduce_s(payload, group)
             forward, backward, again = leaves * whole, enters * whole, 0.0
@@ -197,7 +215,10 @@ class Step:
         gather = gather if setup.gather_per_use else 0.0
         reduce = reduce if setup.reduce_per_microbatch else 0.0
         if not self.software.prefetched:
-            return gather, gather + reduce, 2 * gather + reduce
+            # This project's engine reduces beside the next unit's backward in any case.
+            hidden = reduce and self.software.traced
+            exposed = max(reduce, back_s + self._slower * min(reduce, back_s)) - back_s if hidden else reduce
+            return gather, gather + min(exposed, reduce), 2 * gather + reduce
         forward = max(gather, front_s + self._slower * min(gather, front_s)) - front_s
         both = gather + reduce
         backward = max(both, back_s + self._slower * min(both, back_s)) - back_s
@@ -211,7 +232,10 @@ class Step:
             for numel, shards in ((bucket.dense, groups.zero), (bucket.experts, groups.expert_zero)):
                 if not numel:
                     continue
-                gather += network.gather_s(numel * policy.gather, shards)
+                if setup.zero == 3 or not bucket.frozen:
+                    gather += network.gather_s(numel * policy.gather, shards)
+                if bucket.frozen:
+                    continue
                 if setup.zero == 0 or (self.software.all_reduces and setup.zero == 1):
                     whole = groups.batch if shards is groups.zero else groups.expert_zero
                     reduce += network.reduce_s(numel * policy.reduce, whole)
@@ -222,12 +246,12 @@ class Step:
 
     def _accumulate(self, setup: Setup, kind: str) -> float:
         """Adding one microbatch's gradients to those of the step. Where those of each microbatch are reduced by
-        themselves, this project's engine clears them first, looks for the largest of each parameter, and adds the
-        reduced shard."""
-        numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
+        themselves, this project's engine writes them without reading what was there, but reads them again to look for
+        the largest of each parameter, and adds the reduced shard."""
+        numel = trained_numel(self.memory.buckets(setup.tp, setup.ep)[kind])
         each = self.software.accumulate
         if self.software.traced and setup.reduce_per_microbatch:
-            each += self.software.policy.reduce * (2 + 3 / setup.shards)
+            each += self.software.policy.reduce * 3 / setup.shards
         return numel * each / self._hbm
 
     # Step
@@ -353,7 +377,10 @@ class Step:
         return self.network.message_s(payload, self.groups(setup).neighbours)
 
     def _tied_s(self, setup: Setup) -> float:
-        numel = sum(b.dense for b in self.memory.buckets(setup.tp, setup.ep)["head"] if b.name == "tied")
+        tied = [bucket for bucket in self.memory.buckets(setup.tp, setup.ep)["head"] if bucket.name == "tied"]
+        numel = trained_numel(tied)
+        if not numel:
+            return 0.0
         if self.software.tied_on_shards and setup.zero:
             numel = numel // setup.shards
         return 2 * self.network.message_s(numel * self.software.policy.reduce / 2, self.groups(setup).ends)
@@ -370,9 +397,11 @@ class Step:
             unit = claims(self.spec, kind, self.software.kernels)
             again = full * (unit.enters + unit.leaves)
             tp += count * region * ((unit.enters + unit.leaves) * (2 if cut.sequence_parallel else 1) + again)
-            numel = sum(b.dense + b.experts for b in self.memory.buckets(setup.tp, setup.ep)[kind])
+            buckets = self.memory.buckets(setup.tp, setup.ep)[kind]
+            numel = trained_numel(buckets)
+            given = sum(bucket.numel for bucket in buckets) if setup.zero == 3 else numel
             zero += count * numel * policy.reduce * (m if setup.reduce_per_microbatch else 1)
-            zero += count * numel * policy.gather * (2 * m if setup.gather_per_use else min(setup.zero, 1))
+            zero += count * given * policy.gather * (2 * m if setup.gather_per_use else min(setup.zero, 1))
             replicate += count * numel * policy.reduce / (setup.shards if setup.zero else 1)
         found = {
             "tp": m * tp if setup.tp > 1 else 0.0,

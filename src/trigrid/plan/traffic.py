@@ -7,11 +7,11 @@ A group of one rank moves nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from trigrid.blueprint.buckets import BucketLayout, Run, UnitBuckets, job_buckets, stretches
-from trigrid.blueprint.frozen import frozen_parameters
+from trigrid.blueprint.frozen import entered_again, frozen_parameters
 from trigrid.grid import Grid, grid_of
 from trigrid.plan.scheduled import job_schedule
 from trigrid.schedule import Kind, Schedule, receives, sends_to
@@ -75,7 +75,7 @@ def _tensor_parallel(
     backwards = microbatches * placed.backward
     if job.parallel.sequence_parallel:
         trained = {parameter.role for parameter in placed.unit.parameters if parameter.name not in frozen}
-        again = _entered_again(trained) if job.parallel.regather else 0
+        again = entered_again(trained) if job.parallel.regather else 0
         # Of a frozen embedding nothing has a gradient before positions are added.
         back = leaves if placed.unit.kind != "embedding" or "embedding" in trained else 0
         add("tp", "all_gather", activation, enters * forwards + (back + again) * backwards)
@@ -87,11 +87,6 @@ def _tensor_parallel(
         wide = max(compute, FORMAT_BYTES["fp32"]) * tokens // chunks
         add("tp", "all_reduce", wide, chunks * forwards)  # largest logit
         add("tp", "all_reduce", 2 * wide, chunks * forwards)  # sum of exponentials, the label's logit
-
-
-def _entered_again(trained: Collection[str]) -> int:
-    """Regions of a block whose input backward gathers once more, for gradients of the weights that are trained."""
-    return sum(any(role in trained for role in layers) for layers in (("q", "k", "v"), ("gate", "up")))
 
 
 class _Uses(NamedTuple):

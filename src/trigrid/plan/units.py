@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from trigrid.blueprint.terms import Kernels
@@ -37,7 +37,7 @@ class Working(NamedTuple):
 @dataclass(frozen=True)
 class Unit:
     """A unit of one model on one rank. compute: bytes of an element; recompute: what its stage runs again; splits: its
-    products can put off the gradients of their weights."""
+    products can put off the gradients of their weights; frozen: roles of weights that have no gradient."""
 
     spec: ModelSpec
     kernels: Kernels
@@ -45,22 +45,27 @@ class Unit:
     compute: int
     recompute: str
     splits: bool
+    frozen: frozenset[str] = frozenset()
 
     def working(self, kind: str) -> Working:
         """Of a unit of `kind`, which must be one of the engine's."""
         program = self._programs[kind]
         boundary = self.boundary if kind != "embedding" else 0.0
-        again = self.recompute == "full"
+        again, trained = self.recompute == "full", kind != "embedding" or not self._still
         tape = Tape()
         x = tape.make(boundary)
-        out, _ = tape.apart(lambda: program(self._on(tape), x), graph=not again)
+        out, _ = tape.apart(lambda: program(self._on(tape), x), graph=trained and not again)
         kept, forward = tape.now - out.size, tape.most
+        if not trained:
+            return Working(kept, 0.0, 0.0, forward, 0.0, 0.0, 0.0)
         whole, _, _ = self._backward(program, x.size, queue=False)
         if not self.splits or kind == "embedding":
             return Working(kept, 0.0, 0.0, forward, whole, whole, whole)
         of_input, later, passed = self._backward(program, x.size, queue=True)
         rows = self.wide if self.kernels.regather and self.cut.sequence_parallel else 0.0
-        return Working(kept, later, passed, forward, whole, of_input, later + rows + self._largest(kind))
+        largest = self._largest(kind)
+        of_weights = later + rows + largest if largest else later
+        return Working(kept, later, passed, forward, whole, of_input, of_weights)
 
     def _backward(self, program: Program, size: float, queue: bool) -> tuple[float, float, float]:
         """(most, left for the weights, of it the gradient that arrived) of a forward, if it is run again, and a
@@ -108,7 +113,7 @@ class Unit:
 
     @cached_property
     def _layers(self) -> Mapping[str, Layer]:
-        """Bytes of the output and the weight of each product."""
+        """Bytes of the output of each product and of its weight's gradient."""
         spec, tp = self.spec, self.cut.tp
         q = spec.heads * spec.head_dim / tp
         k = spec.kv_heads * spec.head_dim / min(tp, spec.kv_heads)
@@ -118,7 +123,7 @@ class Unit:
         found["down"] = (self.wide, widths["up"] * spec.hidden * self.compute)
         columns = self._columns
         found["head"] = (self._rows(columns), columns * spec.hidden * self.compute)
-        return found
+        return {role: (out, 0.0 if role in self.frozen else weight) for role, (out, weight) in found.items()}
 
     @property
     def _columns(self) -> float:
@@ -129,7 +134,7 @@ class Unit:
         """Bytes of the largest weight whose gradient is put off."""
         if kind == "head":
             return self._layers["head"][1] if self.kernels.loss != "pieces" else 0.0
-        return max(self._layers[role][1] for role in ("q", "down"))
+        return max(weight for role, (_, weight) in self._layers.items() if role != "head")
 
     # Programs
 
@@ -217,10 +222,18 @@ class Unit:
     def _cheap(self) -> bool:
         return self.recompute == "selective"
 
+    @property
+    def _still(self) -> bool:
+        """Whether nothing of an embedding is trained."""
+        return self.frozen >= {"embedding", *(("positions",) if self.spec.block == "gpt" else ())}
+
     def _embedding(self, run: Operations, x: Storage) -> Storage:
-        out = run.embed(x, self.wide, self._layers["head"][1])
+        still = "embedding" in self.frozen
+        weight = self._columns * self.spec.hidden * self.compute
+        look_up = partial(run.embed, x, self.wide, weight)
+        out = run.tape.apart(look_up, graph=False)[0] if still else look_up()
         if self.spec.block == "gpt":
-            placed = run.bias(out)
+            placed = run.positions(out) if still else run.bias(out)
             run.tape.drop(out)
             out = placed
         if self.kernels.hashed_dropout:
