@@ -89,15 +89,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="single", choices=LAYOUTS)
     cut = LAYOUTS[parser.parse_args().layout]
-    turns = Turns(
-        f"{accelerate.__version__}, transformers {transformers.__version__}", "AdamW not fused" if cut.tp > 1 else ""
-    )
+    # Of the parameters only some are DTensors under tp_plan, which torch's fused AdamW does not take together.
+    fused = cut.tp == 1
+    versions = f"{accelerate.__version__}, transformers {transformers.__version__}"
+    turns = Turns(versions, "" if fused else "AdamW not fused")
     if WORLD > 1:
         dist.init_process_group("gloo")
     model: Any = tensor_parallel() if cut.tp > 1 else whole()
     model.train()
-    # Of its parameters only some are DTensors then, which torch's fused AdamW does not take together.
-    fused = cut.tp == 1
     optimizer: Any = torch.optim.AdamW(model.parameters(), **{**adamw_options(), "fused": fused})
     accelerator = accelerator_of(cut) if cut.tp == 1 else None
     if accelerator:
