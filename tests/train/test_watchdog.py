@@ -212,13 +212,13 @@ def test_a_master_that_is_not_there_is_told_in_time() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = (
-        "import sys, torch\n"
+        "import sys\n"
         "from trigrid.launch.place import Place\n"
         "from trigrid.spec.job import Faults\n"
-        "from trigrid.train.processes import join, start_limit\n"
+        "from trigrid.train.processes import open_store, start_limit\n"
         "place, faults = Place(1, 2, 1, 2, '127.0.0.1', int(sys.argv[1]), 'srun'), Faults(start_s=2)\n"
         "with start_limit(place, faults):\n"
-        "    join(place, torch.device('cpu'), faults)\n"
+        "    open_store(place, faults)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program, str(port)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1

@@ -41,7 +41,8 @@ from trigrid.spec.cluster import Cluster, Tier
 from trigrid.spec.gpu import Gpu, gpus
 from trigrid.spec.job import Faults, Job, MatmulPrecision
 from trigrid.spec.layout import Layout
-from trigrid.train.processes import join, start_limit
+from trigrid.train.attempt import gather
+from trigrid.train.processes import join, open_store, start_limit
 
 # How the seconds are shared out.
 SHARES = {"launch": 0.03, "passes": 0.07, "products": 0.35, "attention": 0.15, "wires": 0.33, "overlap": 0.07}
@@ -231,8 +232,10 @@ def joined(order: Order, place: Place, console: Console) -> Iterator[tuple[torch
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world > 1:
-        with start_limit(place, Faults()):
-            join(place, device, Faults())
+        faults = Faults()
+        with start_limit(place, faults):
+            attempt = gather(open_store(place, faults), place.rank, place.world, "", faults.start_s)
+            join(place, device, faults, attempt.store)
     console = console if place.rank == 0 else Console(quiet=True)
     with console.progress() as progress:
         yield device, progress

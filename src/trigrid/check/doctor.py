@@ -83,8 +83,7 @@ def examine(order: Order, place: Place | None, console: Console) -> Examination 
     seating = Seating((seat,))
     if place.world > 1:
         with start_limit(place, limits), console.waiting(f"meeting {place.world} ranks"):
-            store = open_store(place, limits)
-            place, seating = _meet(store, place, seat, order.job)
+            place, store, seating = _meet(open_store(place, limits), place, seat, order.job)
     device = _device(order.job, place)
     host = host_of(os.environ)
     leader = seating.hosts[host][0] == place.rank
@@ -128,25 +127,26 @@ def _seat(job: Job | None, place: Place) -> Seat:
     return seat_of(os.environ, place.rank, name, too_few(place, gpus))
 
 
-def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Place, Seating]:
-    """The place of this rank in the grid as training would choose it, and where all are; the first one tells the
-    others no more than hosts and troubles, since all of them read it."""
+def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Place, Store, Seating]:
+    """The place of this rank in the grid as training would choose it, the store of this attempt, and where all are; the
+    first one tells the others no more than hosts and troubles, since all of them read it."""
     here: list[Seating] = []
 
     def settle(seats: list[Seat]) -> Seating:
         topology = read_topology(job.cluster.topology) if job and job.cluster.topology else None
         here.append(arrange(seats, topology))
-        broken = {seat.host: seat.trouble for seat in seats if seat.trouble}
-        hosts = [(host, len(ranks), broken.get(host, "")) for host, ranks in here[0].hosts.items()]
-        store.set("doctor's seats", json.dumps(hosts))
         return here[0]
 
-    place = sit(store, place, seat, MEET_S, settle)
+    met = sit(store, place, seat, MEET_S, settle)
+    place, store = met.place, met.attempt.store
     if here:
-        return place, here[0]
+        broken = {seat.host: seat.trouble for seat in here[0].seats if seat.trouble}
+        hosts = [(host, len(ranks), broken.get(host, "")) for host, ranks in here[0].hosts.items()]
+        store.set("doctor's seats", json.dumps(hosts))
+        return place, store, here[0]
     hosts = json.loads(store.get("doctor's seats"))
     told = [(host, trouble) for host, count, trouble in hosts for _ in range(count)]
-    return place, Seating(tuple(Seat(rank, host, (), "", trouble) for rank, (host, trouble) in enumerate(told)))
+    return place, store, Seating(tuple(Seat(rank, host, (), "", trouble) for rank, (host, trouble) in enumerate(told)))
 
 
 def _device(job: Job | None, place: Place) -> torch.device:

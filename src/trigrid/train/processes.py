@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.launch.interface import interface_to
-from trigrid.launch.place import Place, restarts_of
+from trigrid.launch.place import Place
 from trigrid.launch.seats import Seat, seat_of
 from trigrid.spec.job import Faults, Job
 from trigrid.train.failure import give_up
@@ -101,8 +101,8 @@ def _gpus(job: Job) -> tuple[int, bool]:
 
 
 def open_store(place: Place, faults: Faults) -> Store:
-    """The store in which ranks meet, which the first one keeps. Raises RunFailed where its address or port cannot be
-    had, or is not reached in time."""
+    """The store in which ranks meet, kept by the first one, or by its launcher for all attempts (`attempt.gather`).
+    Raises RunFailed where its address or port cannot be had, or is not reached in time."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ.setdefault("MASTER_ADDR", place.address)
     os.environ.setdefault("MASTER_PORT", str(place.port))
@@ -112,10 +112,10 @@ def open_store(place: Place, faults: Faults) -> Store:
     method = "env://" if place.launcher == "torchrun" else f"tcp://{place.address}:{place.port}"
     try:
         # A store of our own, since torch has one time limit for meeting and for all that comes later.
-        store, _, _ = next(rendezvous(method, place.rank, place.world, timeout=timedelta(seconds=faults.start_s)))
+        store: Store = next(rendezvous(method, place.rank, place.world, timeout=timedelta(seconds=faults.start_s)))[0]
     except dist.DistError as error:
         raise _not_met(place, faults, error) from None
-    return dist.PrefixStore(_attempt(), store)  # type: ignore[attr-defined]
+    return store
 
 
 def _resolve(place: Place) -> None:
@@ -134,13 +134,13 @@ def _resolve(place: Place) -> None:
             time.sleep(1.0)
 
 
-def join(place: Place, device: torch.device, faults: Faults, store: Store | None = None) -> None:
-    """Meet the other ranks, in `store` where it is open already. Raises RunFailed as `open_store`; to be called within
+def join(place: Place, device: torch.device, faults: Faults, store: Store) -> None:
+    """Join the other ranks in the store of this attempt. Raises RunFailed as `open_store`; to be called within
     `start_limit`, which also ends where another rank does not come."""
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=store or open_store(place, faults),
+            store=store,
             rank=place.rank,
             world_size=place.world,
             timeout=torch_timeout(faults),
@@ -159,17 +159,6 @@ def _not_met(place: Place, faults: Faults, error: Exception) -> RunFailed:
         f"rank {place.rank} does not meet the others at {place.address}:{place.port} (within faults.start_s = "
         f"{faults.start_s:g} s): {str(error).splitlines()[0]}"
     )
-
-
-def _attempt() -> str:
-    """A prefix for the keys of this attempt: torchrun has one store for all attempts, in which ranks of an earlier one
-    still have addresses, which nobody answers at.
-
-    Agents of several nodes do not count alike (pytorch#135712), so their ranks cannot go by that. There each attempt
-    has a store of its own where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set for torchrun.
-    """
-    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"attempt {restarts_of(os.environ)}" if alone else "attempt"
 
 
 def _end_with_parent(parent: int) -> None:

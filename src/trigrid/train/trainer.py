@@ -62,22 +62,22 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     console = console if first else Console(quiet=True)
     stopping.install()
     stopping.grant(job.faults.grace_s)
-    store = None
+    store, restarts = None, restarts_of(os.environ)
     if place.world > 1:
         # Before the data is prepared, which may take an hour.
         with start_limit(place, job.faults), console.waiting(f"meeting {place.world} ranks"):
-            store = open_store(place, job.faults)
-            place = take_seats(store, place, seat_here(job, place), job, console)
+            met = take_seats(open_store(place, job.faults), place, seat_here(job, place), job, console)
+            place, store, restarts = met.place, met.attempt.store, max(restarts, met.attempt.number - 1)
     device = choose_device(job, place)
     check_compiler(job, device)
     # Before joining: a collective that waited for the data to be prepared could run into its time limit.
     with first_alone(store, place, job.faults):
-        mine = _open(job, name, resume, console) if first else None
+        mine = _open(job, name, resume, console, restarts) if first else None
         held = lock(mine.run_dir) if mine else None
         if mine:
             clear(mine.run_dir)
     with start_limit(place, job.faults):
-        if place.world > 1:
+        if store is not None:
             with console.waiting(f"joining {place.world} ranks"):
                 join(place, device, job.faults, store)
         comm = Comm(grid_of(job), place.rank, device, torch_timeout(job.faults))
@@ -132,9 +132,9 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
         return summary
 
 
-def _open(job: Job, name: str, resume: str | None, console: Console) -> Opened:
-    """The run's folder, and what it goes on from: found or made here, or given by who started the ranks."""
-    restarts = restarts_of(os.environ)
+def _open(job: Job, name: str, resume: str | None, console: Console, restarts: int) -> Opened:
+    """The run's folder, and what it goes on from: found or made here, or given by who started the ranks, so many times
+    before."""
     given = os.environ.get(RUN_DIR_VARIABLE)
     if given is not None:
         opened = again(Path(given), resume, bool(restarts))
