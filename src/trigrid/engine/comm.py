@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
 
@@ -86,19 +87,25 @@ class Pending:
         arriving: Tensor,
         until: Callable[[Sequence[dist.Work]], None] | None = None,
         sent: Tensor | None = None,
-        finish: Callable[[Tensor], Tensor] = lambda arrived: arrived,
+        finish: Callable[[Tensor], Tensor] | None = None,
     ):
         self._works = works
         self.arriving = arriving
         self._until = until
         self._sent = sent
-        self._finish = finish
+        self._finish = finish or _as_it_came
 
     def wait(self) -> Tensor:
         if self._works and self._until is not None:
             self._until(self._works)
-        self._works, self._sent = (), None
-        return self._finish(self.arriving)
+        self.arriving = self._finish(self.arriving)
+        # What was read is given up, whoever may still hold this.
+        self._works, self._sent, self._finish = (), None, _as_it_came
+        return self.arriving
+
+
+def _as_it_came(arrived: Tensor) -> Tensor:
+    return arrived
 
 
 class Collectives(Protocol):
@@ -183,9 +190,9 @@ class Comm:
         until = self._begin(group, "all_reduce")
         if self._exchanges(group) and tensor.nbytes <= EXCHANGE_BYTES:
             theirs = torch.empty_like(tensor)
-            combine = torch.add if op == "sum" else torch.maximum
             works = _exchange(tensor, theirs, group)
-            return Pending(works, theirs, until, tensor, lambda arrived: combine(tensor, arrived, out=tensor))
+            combine = tensor.add_ if op == "sum" else partial(torch.maximum, tensor, out=tensor)
+            return Pending(works, theirs, until, tensor, combine)
         reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
         return Pending([dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True)], tensor, until)
 
