@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
@@ -264,6 +265,16 @@ def test_on_this_machine(tmp_path: Path) -> None:
     assert by_name[f"disk of {tmp_path / 'runs'}"]["value"] > 0
     # It left nothing behind.
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_rank_may_be_as_late_as_in_training(tmp_path: Path) -> None:
+    """Of two ranks one does not come, and is named when the job's time is over."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    first = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    code, out, err = run("doctor", write_job(tmp_path), "--dp", 2, "--faults.start_s", 5, **first)
+    assert (code, out) == (1, "")
+    assert "1 of 2 ranks have not come within 4.5 s (of faults.start_s): 1; they have not started" in err
 
 
 @pytest.mark.parametrize(

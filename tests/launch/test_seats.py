@@ -186,7 +186,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     job = replace(small_job(Layout(dp=4)), faults=Faults(start_s=0.5))
     store = dist.HashStore()
     with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(gather, store, 2, 4, "", 10.0)
+        other = threads.submit(gather, store, 2, 4, "", 10.0, print)
         with pytest.raises(RunFailed, match=r"2 of 4 ranks have not come within 0\.45 s .*: 1, 3; they"):
             take_seats(store, Place(0, 4, 0, 1, "", 0, "srun"), seats("a")[0], job, Console(quiet=True))
         with pytest.raises(SystemExit, match="1"):

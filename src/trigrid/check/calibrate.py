@@ -234,7 +234,7 @@ def joined(order: Order, place: Place, console: Console) -> Iterator[tuple[torch
     if place.world > 1:
         faults = Faults()
         with start_limit(place, faults):
-            attempt = gather(open_store(place, faults), place.rank, place.world, "", faults.start_s)
+            attempt = gather(open_store(place, faults), place.rank, place.world, "", faults.start_s, console.say)
             join(place, device, faults, attempt.store)
     console = console if place.rank == 0 else Console(quiet=True)
     with console.progress() as progress:

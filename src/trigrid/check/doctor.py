@@ -54,7 +54,7 @@ from trigrid.train.processes import join, open_store, seat_here, start_limit, to
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-MEET_S = 60.0
+LEAVE_S = 60.0
 SHARES = {"axes": 0.25, "neighbours": 0.05, "pairs": 0.35}
 """Of the seconds; the rest is for starting, products, disks and NVIDIA's tools."""
 ALONE = Place(0, 1, 0, 1, "127.0.0.1", 0, "none")
@@ -77,13 +77,14 @@ def examine(order: Order, place: Place | None, console: Console) -> Examination 
     sound."""
     begun = time.perf_counter()
     place = place or ALONE
-    limits = Faults(start_s=MEET_S)
+    # An import of torch from a busy disk takes minutes: ranks have as long as in training.
+    limits = order.job.faults if order.job else Faults()
     seat = _seat(order.job, place)
     store = None
     seating = Seating((seat,))
     if place.world > 1:
         with start_limit(place, limits), console.waiting(f"meeting {place.world} ranks"):
-            place, store, seating = _meet(open_store(place, limits), place, seat, order.job)
+            place, store, seating = _meet(open_store(place, limits), place, seat, order.job, limits, console)
     device = _device(order.job, place)
     host = host_of(os.environ)
     leader = seating.hosts[host][0] == place.rank
@@ -127,7 +128,9 @@ def _seat(job: Job | None, place: Place) -> Seat:
     return seat_of(os.environ, place.rank, name, too_few(place, gpus))
 
 
-def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Place, Store, Seating]:
+def _meet(
+    store: Store, place: Place, seat: Seat, job: Job | None, limits: Faults, console: Console
+) -> tuple[Place, Store, Seating]:
     """The place of this rank in the grid as training would choose it, the store of this attempt, and where all are; the
     first one tells the others no more than hosts and troubles, since all of them read it."""
     here: list[Seating] = []
@@ -137,7 +140,7 @@ def _meet(store: Store, place: Place, seat: Seat, job: Job | None) -> tuple[Plac
         here.append(arrange(seats, topology))
         return here[0]
 
-    met = sit(store, place, seat, MEET_S, settle)
+    met = sit(store, place, seat, limits, console, settle)
     place, store = met.place, met.attempt.store
     if here:
         broken = {seat.host: seat.trouble for seat in here[0].seats if seat.trouble}
@@ -227,7 +230,7 @@ def _leave(store: Store | None, place: Place, joined: bool) -> None:
     if place.rank:
         store.set(f"doctor left {place.rank}", "")
     else:
-        store.wait([f"doctor left {rank}" for rank in range(1, place.world)], timedelta(seconds=MEET_S))
+        store.wait([f"doctor left {rank}" for rank in range(1, place.world)], timedelta(seconds=LEAVE_S))
 
 
 def _examination(

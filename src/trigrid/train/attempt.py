@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -24,10 +23,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 POLL_S = 0.5
-"""After which the first rank looks for processes that have taken the place of others."""
+"""Between two looks of the first rank at who is there, at most."""
 TOLD_S = 1.0
 """In which all ranks learn that the first one has failed, before the first one ends and the store with it."""
+TELL_S = 15.0
+"""Between two words on who is waited for."""
 FAILED = "failed"
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Attempt:
     words: tuple[str, ...] = ()
 
 
-def gather(store: Store, rank: int, world: int, word: str, limit_s: float) -> Attempt:
+def gather(store: Store, rank: int, world: int, word: str, limit_s: float, tell: Tell) -> Attempt:
     """The attempt of this rank, one of so many, each of which brings a word to the first one. A rank writes two keys
-    and reads one, whatever their number.
+    and reads one, whatever their number. tell: what the first rank says where others keep it waiting.
 
     Raises RunFailed on the first rank where some have not come within `limit_s`, with their numbers; that ends the
     others.
@@ -50,7 +52,7 @@ def gather(store: Store, rank: int, world: int, word: str, limit_s: float) -> At
     if rank == 0:
         number = store.add("attempts", 1)
         own = _part(store, number)
-        return Attempt(number, own, (word, *_call(store, own, number, range(1, world), limit_s)))
+        return Attempt(number, own, (word, *_call(store, own, number, range(1, world), limit_s, tell)))
     name = uuid4().hex
     store.set(_name(rank), name)
     number = int(ask(store, _called(name)))
@@ -86,49 +88,56 @@ def refuse(attempt: Attempt, world: int) -> None:
     time.sleep(TOLD_S)
 
 
-def _call(store: Store, own: Store, number: int, others: Sequence[int], limit_s: float) -> list[str]:
+def _call(store: Store, own: Store, number: int, others: Sequence[int], limit_s: float, tell: Tell) -> list[str]:
     """The words of the others, all of whom have answered."""
-    deadline_s = time.monotonic() + limit_s
+    begun_s = told_s = time.monotonic()
     names, heres = ([key(rank) for rank in others] for key in (_name, _here))
-    if not _waited(store, names, limit_s):
-        raise _missing(store, own, others, [rank for rank in others if not store.check([_name(rank)])], limit_s)
     called: set[str] = set()
-    while True:
-        there = [name.decode() for name in store.multi_get(names)]
-        if new := [name for name in there if name not in called]:
-            store.multi_set([_called(name) for name in new], [str(number)] * len(new))  # type: ignore[attr-defined]
-            called.update(new)
-        if _waited(own, heres, POLL_S):
-            told = [answer.decode().split(" ", 1) for answer in own.multi_get(heres)]
-            # Who has answered may have ended since, and another process have its rank.
-            if [name for name, _ in told] == there:
-                return [word for _, word in told]
-            time.sleep(POLL_S)
-        if time.monotonic() > deadline_s:
-            raise _missing(store, own, others, [rank for rank in others if not own.check([_here(rank)])], limit_s)
+    pause_s = 0.01
+    while others:
+        if named := store.check(names):
+            there = [name.decode() for name in store.multi_get(names)]
+            if new := [name for name in there if name not in called]:
+                store.multi_set([_called(name) for name in new], [str(number)] * len(new))  # type: ignore[attr-defined]
+                called.update(new)
+            if own.check(heres):
+                told = [answer.decode().split(" ", 1) for answer in own.multi_get(heres)]
+                # Who has answered may have ended since, and another process have its rank.
+                if [name for name, _ in told] == there:
+                    return [word for _, word in told]
+        now_s = time.monotonic()
+        if now_s - begun_s > limit_s or now_s - told_s > TELL_S:
+            at, keys = (own, heres) if named else (store, names)
+            missing = [rank for rank, key in zip(others, keys, strict=True) if not at.check([key])]
+            if now_s - begun_s > limit_s:
+                raise _too_late(store, own, others, missing, limit_s)
+            tell(f"still waiting for {_of_all(missing, others)} after {now_s - begun_s:.0f} s: {_listed(missing)}")
+            told_s = now_s
+        # A wait with a limit would have torch warn of each that is over.
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_S)
+    return []
 
 
-def _waited(store: Store, keys: list[str], limit_s: float) -> bool:
-    """Whether all keys are there within that time."""
-    try:
-        store.wait(keys, timedelta(seconds=limit_s))
-    except (dist.DistError, RuntimeError):
-        return False
-    return True
-
-
-def _missing(store: Store, own: Store, others: Sequence[int], missing: Sequence[int], limit_s: float) -> RunFailed:
+def _too_late(store: Store, own: Store, others: Sequence[int], missing: Sequence[int], limit_s: float) -> RunFailed:
     """Says who has not come, and has those end who have."""
     for rank in others:
         if store.check([_name(rank)]):
             store.set(_called(store.get(_name(rank)).decode()), FAILED)
         own.set(_answer(rank), FAILED)
     time.sleep(TOLD_S)
-    named = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
     return RunFailed(
-        f"{len(missing)} of {len(others) + 1} ranks have not come within {limit_s:g} s (of faults.start_s): {named}; "
+        f"{_of_all(missing, others)} have not come within {limit_s:g} s (of faults.start_s): {_listed(missing)}; "
         "they have not started, or do not reach the first rank"
     )
+
+
+def _of_all(missing: Sequence[int], others: Sequence[int]) -> str:
+    return f"{len(missing)} of {len(others) + 1} ranks"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
 
 
 def _part(store: Store, number: int) -> Store:

@@ -46,13 +46,16 @@ def take_seats(store: Store, place: Place, seat: Seat, job: Job, console: Consol
     Raises Refused on the first rank where the job cannot train there, and RunFailed where some do not come; either ends
     the others.
     """
-    return sit(store, place, seat, job.faults.start_s * SHARE, lambda seats: _settle(seats, job, console, place))
+    return sit(store, place, seat, job.faults, console, lambda seats: _settle(seats, job, console, place))
 
 
-def sit(store: Store, place: Place, seat: Seat, limit_s: float, settle: Callable[[list[Seat]], Seating]) -> Met:
+def sit(
+    store: Store, place: Place, seat: Seat, faults: Faults, console: Console, settle: Callable[[list[Seat]], Seating]
+) -> Met:
     """The place of this rank where the first one seats all by `settle`, which may raise Refused, once they have told
-    their seats, within `limit_s`; raises as `take_seats`."""
-    attempt = gather(store, place.rank, place.world, json.dumps(asdict(seat)), limit_s)
+    their seats; raises as `take_seats`."""
+    seated = json.dumps(asdict(seat))
+    attempt = gather(store, place.rank, place.world, seated, faults.start_s * SHARE, console.say)
     if place.rank == 0:
         try:
             seating = settle([_seat(word) for word in attempt.words])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from trigrid.errors import Problem, Refused, RunFailed
 from trigrid.launch.interface import interface_to
@@ -25,6 +24,8 @@ from trigrid.train.failure import give_up
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun where its first agent keeps the store in which ranks meet."""
 PARENT_POLL_S = 0.5
 RESOLVE_S = 10.0
 """A name may be known only a little later, as in Kubernetes."""
@@ -109,10 +110,18 @@ def open_store(place: Place, faults: Faults) -> Store:
     _resolve(place)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_to(place.address, place.port)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    method = "env://" if place.launcher == "torchrun" else f"tcp://{place.address}:{place.port}"
+    agents = place.launcher == "torchrun" and os.environ.get(AGENTS_STORE) == str(True)
     try:
-        # A store of our own, since torch has one time limit for meeting and for all that comes later.
-        store: Store = next(rendezvous(method, place.rank, place.world, timeout=timedelta(seconds=faults.start_s)))[0]
+        # Of our own, since torch has one time limit for meeting and for all that comes later, and does not say who is
+        # missing where it waits for all.
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            place.address,
+            place.port,
+            is_master=place.rank == 0 and not agents,
+            timeout=timedelta(seconds=faults.start_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except dist.DistError as error:
         raise _not_met(place, faults, error) from None
     return store
