@@ -186,13 +186,11 @@ class Comm:
         group = self._groups[axis]
         if group.size == 1 or tensor.numel() == 0:
             return Pending((), tensor)
+        if self._reduces_by_exchange(tensor, group):
+            combine = tensor.add_ if op == "sum" else partial(torch.maximum, tensor, out=tensor)
+            return self._exchanged(tensor, group, combine)
         self.traffic.add(Transfer(axis, "all_reduce"), tensor)
         until = self._begin(group, "all_reduce")
-        if self._exchanges(group) and tensor.nbytes <= EXCHANGE_BYTES:
-            theirs = torch.empty_like(tensor)
-            works = _exchange(tensor, theirs, group)
-            combine = tensor.add_ if op == "sum" else partial(torch.maximum, tensor, out=tensor)
-            return Pending(works, theirs, until, tensor, combine)
         reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
         return Pending([dist.all_reduce(tensor, reduce_op, group=group.handle, async_op=True)], tensor, until)
 
@@ -203,13 +201,19 @@ class Comm:
     def summed_start(self, tensor: Tensor, axis: str) -> Pending:
         group = self._groups[axis]
         tensor = tensor.contiguous()
-        if not self._exchanges(group) or tensor.nbytes > EXCHANGE_BYTES or tensor.numel() == 0:
+        if not self._reduces_by_exchange(tensor, group):
             return self.all_reduce_start(tensor.clone(), axis)
-        self.traffic.add(Transfer(axis, "all_reduce"), tensor)
+        return self._exchanged(tensor, group, lambda arrived: arrived.add_(tensor))
+
+    def _reduces_by_exchange(self, tensor: Tensor, group: Group) -> bool:
+        return self._exchanges(group) and 0 < tensor.nbytes <= EXCHANGE_BYTES
+
+    def _exchanged(self, tensor: Tensor, group: Group, combine: Callable[[Tensor], Tensor]) -> Pending:
+        """An all-reduce between two: `combine` takes the other's tensor, whole."""
+        self.traffic.add(Transfer(group.axis, "all_reduce"), tensor)
         until = self._begin(group, "all_reduce")
         theirs = torch.empty_like(tensor)
-        works = _exchange(tensor, theirs, group)
-        return Pending(works, theirs, until, tensor, lambda arrived: arrived.add_(tensor))
+        return Pending(_exchange(tensor, theirs, group), theirs, until, tensor, combine)
 
     def _begin(self, group: Group, kind: TransferKind) -> Callable[[Sequence[dist.Work]], None]:
         """A transfer begins; what is returned waits for its end."""
