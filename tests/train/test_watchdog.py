@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from multiprocessing import get_context
@@ -15,13 +16,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from helpers.in_process import quick, train
 from helpers.runs import metrics, ranks_of, run_dir, wait_for, write_job
 from helpers.runs import start as start_run
 
 from trigrid.engine.activity import Activity, Waiting
+from trigrid.errors import Refused
 from trigrid.report.events import read_events
 from trigrid.schedule import Action, Kind
 from trigrid.spec.job import Faults
+from trigrid.train import trainer
 from trigrid.train.failure import first_record
 from trigrid.train.stall import Report, missing, ranks_text, read_reports, verdict
 from trigrid.train.watchdog import Watchdog
@@ -35,30 +39,26 @@ FORWARD = Action(Kind.FORWARD, 1, 0)
 def rank_of_four(rank: int, doing: str, run_dir: Path) -> None:
     """A rank without torch, in its second step: what it is `doing` from then on."""
     activity = Activity()
-    watchdog = Watchdog(activity, FAULTS, run_dir, rank, 4)
-    watchdog.start()
-    watchdog.phase("step 1")
-    watchdog.phase("step 2")
-    activity.act(FORWARD)
-    if doing == "stops":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if doing == "waits":
-        activity.wait(EVERYONE)
-    if doing == "wakes":
-        activity.wait(EVERYONE)
-        time.sleep(1.5 * STEP_S)
-    if doing in ("goes on", "wakes"):
-        for _ in range(40):
-            activity.act("update")
-            time.sleep(0.1)
-        watchdog.stop()
-        os._exit(0)
-    if doing == "saves":
-        watchdog.phase("checkpoint")
-        time.sleep(4 * STEP_S)
-        watchdog.stop()
-        os._exit(0)
-    time.sleep(60)
+    with Watchdog(activity, FAULTS, run_dir, rank, 4) as watchdog:
+        watchdog.phase("step 1")
+        watchdog.phase("step 2")
+        activity.act(FORWARD)
+        if doing == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if doing in ("waits", "wakes"):
+            activity.wait(EVERYONE)
+        if doing == "wakes":
+            time.sleep(1.5 * STEP_S)
+        if doing in ("goes on", "wakes"):
+            for _ in range(40):
+                activity.act("update")
+                time.sleep(0.1)
+        elif doing == "saves":
+            watchdog.phase("checkpoint")
+            time.sleep(4 * STEP_S)
+        else:
+            time.sleep(60)
+    os._exit(0)
 
 
 def start(run_dir: Path, *doing: str) -> list[BaseProcess]:
@@ -167,6 +167,21 @@ def test_what_an_earlier_attempt_has_left_is_not_believed(tmp_path: Path) -> Non
     (tmp_path / "stalls" / "call").write_text(str(time.time() - 60))
     assert ends(start(tmp_path, "goes on")) == [0]
     assert read_reports(tmp_path, 4, time.time() - 30) == {}
+
+
+def test_a_run_that_was_refused_is_watched_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes on without it would be ended after faults.start_s: this one, half an hour from now."""
+
+    def refuse(_: object) -> str:
+        raise Refused(["no"])
+
+    monkeypatch.setattr(trainer, "check_products", refuse)
+    with pytest.raises(Refused, match="no"):
+        train(write_job(tmp_path), *quick(1))
+    for thread in threading.enumerate():
+        if thread.name == "watchdog":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_which_limit_holds() -> None:

@@ -88,11 +88,8 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
     check_shared(run_dir, place.rank)
     several = len({*hosts}) > 1
     first_at = (place.address, place.port) if several and place.local_rank == 0 else None
-    with own_log(run_dir, place.rank):
-        watchdog = Watchdog(
-            comm.activity, job.faults, run_dir, place.rank, place.world, hosts if several else (), first_at
-        )
-        watchdog.start()
+    watchdog = Watchdog(comm.activity, job.faults, run_dir, place.rank, place.world, hosts if several else (), first_at)
+    with own_log(run_dir, place.rank), watchdog:
         before_bytes = resident_bytes()
         making = "making the schedule and " if job.parallel.schedule == "auto" else ""
         with console.waiting(f"{making}building the engine"):
@@ -124,12 +121,11 @@ def run_rank(job: Job, name: str, place: Place | None, resume: str | None, conso
                 finished = training.run()
                 if log:
                     summary = log.end() if finished else Ended("preempted", training.step, str(run_dir))
-        watchdog.stop()
-        if held:
-            held.close()
-        if place.world > 1:
-            dist.destroy_process_group()
-        return summary
+    if held:
+        held.close()
+    if place.world > 1:
+        dist.destroy_process_group()
+    return summary
 
 
 def _open(job: Job, name: str, resume: str | None, console: Console, restarts: int) -> Opened:

@@ -42,7 +42,7 @@ LimitName = Literal["start_s", "first_step_s", "step_s", "checkpoint_s"]
 
 
 class Watchdog:
-    """Watches `activity` of this rank from `start` to `stop`.
+    """Watches `activity` of this rank while it is entered.
 
     Tell it each phase: "start" (as it begins), "step N", "checkpoint"; others have the limit of a step. The first step
     of this process, whatever its number, has its own limit.
@@ -76,11 +76,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         stopping.grant(faults.grace_s, run_dir)
 
-    def start(self) -> None:
+    def __enter__(self) -> Watchdog:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
-        """The training is over; what follows, such as trackers that finish, takes as long as it takes."""
+    def __exit__(self, *_: object) -> None:
+        # The training is over, or has failed; what follows, such as trackers that finish, takes as long as it takes.
         self._over.set()
         stopping.answer()
 
