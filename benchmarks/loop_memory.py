@@ -37,14 +37,14 @@ RANKS = (0, WORLD - 1)
 BASE = """\
 [model]
 name = "loop"
-hidden = 256
+hidden = 128
 layers = 8
 heads = 8
 kv_heads = 4
-head_dim = 32
-ffn = 704
-vocab = 2000
-context = 256
+head_dim = 16
+ffn = 352
+vocab = 1000
+context = 128
 [batch]
 sequence = 128
 global_batch = 16

@@ -54,7 +54,10 @@ TopologyPlugin=topology/tree
 SlurmdParameters=config_overrides
 GresTypes=gpu
 {nodes}
-PartitionName=short Nodes={all_nodes} Default=YES MaxTime=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=short Nodes={all_nodes} Default=YES MaxTime=10 GraceTime=240
+PartitionName=urgent Nodes={all_nodes} PriorityTier=10
 PartitionName=long Nodes=node[1-2]
 PartitionName=gpu Nodes=node4
 PartitionName=closed Nodes={all_nodes} State=DOWN

@@ -142,6 +142,32 @@ def test_what_is_cancelled_stays_cancelled(slurm: Slurm, tmp_path: Path, flags: 
     assert "ranks 2–3  pp 1  tp 0–1  (srun's 1, 3)\n" in told
 
 
+def test_a_job_that_is_preempted_comes_back_and_once_cancelled_does_not(
+    slurm: Slurm, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """R96: preemption is SIGTERM and a time of grace, within which the ranks save and end, which Slurm takes for the
+    end of the job."""
+    answer = launched(slurm, tmp_path, *flags, "--steps", 100_000)
+    job, log, folder = answer["job"], Path(answer["log"]), tmp_path / answer["run"]
+    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null")
+    try:
+        wait_while(slurm, job, lambda: folder.exists() and len(losses(folder)) >= 2)
+        first = slurm.ask("sbatch", "--parsable", *urgent, text="#!/bin/sh\nsleep 1\n")
+        wait_for(lambda: "BeginTime" in slurm.state(job), LONGEST_S)
+        marker = json.loads((folder / "preempted.json").read_text())
+        assert marker["signal"] == "SIGTERM"
+        slurm.wait_for_end(first, LONGEST_S)
+        slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+        wait_while(slurm, job, lambda: len(losses(folder)) >= marker["step"] + 2)
+        slurm.ask("scancel", job)
+        slurm.wait_for_end(job, LONGEST_S)
+    finally:
+        print(log.read_text() if log.exists() else "no log")
+        slurm.ask("scancel", "--quiet", job)
+    assert "JobState=CANCELLED" in slurm.ask("scontrol", "show", "job", job)
+    assert json.loads((folder / "preempted.json").read_text())["step"] > marker["step"]
+
+
 def test_tensor_parallelism_between_uneven_nodes_is_refused(
     slurm: Slurm, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -163,14 +189,14 @@ def test_tensor_parallelism_between_uneven_nodes_is_refused(
     ("words", "told"),
     [
         (("--partition", "shrt"), "--partition = shrt: there is no such partition; nearest legal: short"),
-        (("--partition", "weird"), "there is no such partition; nearest legal: short, long, gpu, closed"),
-        (("--partition", "closed"), "--partition = closed: is down; nearest legal: short, long, gpu"),
+        (("--partition", "weird"), "there is no such partition; nearest legal: short, urgent, long, gpu, closed"),
+        (("--partition", "closed"), "--partition = closed: is down; nearest legal: short, urgent, long, gpu"),
         (("--time", "1:00:00"), "--time = 1:00:00: is longer than partition short allows; nearest legal: 10:00"),
         (("--nodes", "8", "--tp", "1", "--dp", "4"), "--nodes = 8: partition short has 4 such nodes; nearest legal: 4"),
         (("--partition", "long", "--nodes", "4"), "--nodes = 4: partition long has 2 such nodes; nearest legal: 2"),
         (
             ("--partition", "long", "--device", "cuda", "--nodes", "2"),
-            "--partition = long: its nodes have 0 GPUs at most, and 4 are needed; nearest legal: short, gpu",
+            "--partition = long: its nodes have 0 GPUs at most, and 4 are needed; nearest legal: short, urgent, gpu",
         ),
         (("--partition", "gpu", "--device", "cuda", "--nodes", "2"), "partition gpu has 1 such nodes"),
         (("--partition", "gpu", "--gpu-type", "b200", "--device", "cuda"), "its nodes have 0 b200 GPUs at most"),

@@ -162,8 +162,11 @@ def _run(restarts: int, marker: str) -> Iterator[str]:
 
 
 def _ending(marker: str) -> Iterator[str]:
-    yield "# Not the exit code but this file tells that the run was stopped by that signal and can go on."
-    yield f"""if grep -qs '"checkpoint": "[^"]*", "signal": "SIG{SIGNAL}"' {marker}; then"""
+    yield "# Not the exit code but this file tells that the run was stopped by a signal and can go on. SIGTERM comes"
+    yield "# with preemption, and with scancel, after which the job must not come back."
+    yield f"""stopped_by() {{ grep -qs "\\"checkpoint\\": \\"[^\\"]*\\", \\"signal\\": \\"$1\\"" {marker}; }}"""
+    yield """preempted() { grep -q 'PreemptTime=[0-9]' <<<"$(scontrol show job "$SLURM_JOB_ID")"; }"""
+    yield f"if stopped_by SIG{SIGNAL} || {{ stopped_by SIGTERM && preempted; }}; then"
     yield '    scontrol requeue "$SLURM_JOB_ID"'
     yield "fi"
     yield 'exit "$code"'
