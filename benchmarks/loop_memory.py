@@ -38,7 +38,7 @@ BASE = """\
 [model]
 name = "loop"
 hidden = 128
-layers = 8
+layers = 4
 heads = 8
 kv_heads = 4
 head_dim = 16
@@ -98,9 +98,9 @@ def memory_jobs() -> dict[str, Job]:
         found[" ".join(words)] = replace(base, parallel=layout)
     for layout in layouts([WORLD], base.parallel):
         if (layout.tp, layout.pp) != (2, 2):
-            # Few sequences for many ranks: one in a microbatch.
-            batch = replace(base.batch, micro_batch=1)
-            found[layout_name(layout)] = replace(base, parallel=layout, batch=batch)
+            # Few sequences for many ranks: one in a microbatch; and a layer for each of eight stages.
+            batch, model = replace(base.batch, micro_batch=1), replace(base.model, layers=WORLD)
+            found[layout_name(layout)] = replace(base, parallel=layout, batch=batch, model=model)
     return {name: job for name, job in found.items() if not check(job)}
 
 

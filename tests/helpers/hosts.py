@@ -44,9 +44,8 @@ class Host:
 
     def limit(self, mbit: float) -> None:
         """The bandwidth of its link, in each direction."""
-        shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "200ms")
-        _do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *shape)
-        _do("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{self.number}", *shape)
+        _limit(self.namespace, "eth0", mbit)
+        _limit(self.switch, f"port{self.number}", mbit)
 
     def cut(self) -> None:
         _do("ip", "-n", self.switch, "link", "set", f"port{self.number}", "down")
@@ -103,6 +102,33 @@ def hosts_of(count: int) -> Iterator[list[Host]]:
         reaper.kill()
         reaper.wait()
         subprocess.run(("sh", "-c", REMOVE, "remove", *names), capture_output=True)
+
+
+@contextmanager
+def far(hosts: Sequence[Host], mbit: float) -> Iterator[None]:
+    """`hosts` are behind a switch of their own, joined to the first one by a link of that bandwidth, while the body of
+    the `with` runs."""
+    switch = hosts[0].switch
+    _do(*f"ip -n {switch} link add br1 type bridge".split())
+    _do(*f"ip -n {switch} link set br1 up".split())
+    _do(*f"ip -n {switch} link add up0 type veth peer name up1".split())
+    try:
+        for number in range(2):
+            _do(*f"ip -n {switch} link set up{number} master br{number} up".split())
+            _limit(switch, f"up{number}", mbit)
+        for host in hosts:
+            _do(*f"ip -n {switch} link set port{host.number} master br1".split())
+        yield
+    finally:
+        for host in hosts:
+            _do(*f"ip -n {switch} link set port{host.number} master br0".split())
+        for device in ("up0", "br1"):
+            _do(*f"ip -n {switch} link delete {device}".split())
+
+
+def _limit(namespace: str, device: str, mbit: float) -> None:
+    shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "200ms")
+    _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, *shape)
 
 
 def _do(*words: str) -> None:

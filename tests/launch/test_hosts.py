@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import Host, as_rank, ended, hosts_of, need_hosts, torchrun
+from helpers.hosts import Host, as_rank, ended, far, hosts_of, need_hosts, torchrun
 from helpers.runs import metrics, run, wait_for, write_job
 
 from trigrid.job import load_job
@@ -87,7 +87,7 @@ def test_a_link_that_is_cut_is_named_and_the_job_goes_on_after(hosts: list[Host]
     assert kinds[-1] == "end"
 
 
-def test_doctor_names_the_slow_link_and_calibrate_finds_its_bandwidth(hosts: list[Host], tmp_path: Path) -> None:
+def test_doctor_names_the_slow_link(hosts: list[Host], tmp_path: Path) -> None:
     for host in hosts:
         host.limit(FAST)
     hosts[3].limit(SLOW)
@@ -106,12 +106,19 @@ def test_doctor_names_the_slow_link_and_calibrate_finds_its_bandwidth(hosts: lis
     assert by_name["clocks of nodes"]["verdict"] == "sound"
     assert by_name["NVLink" if "NVLink" in by_name else "GPU"]["verdict"] == "not here"
 
+
+def test_calibrate_finds_the_bandwidth_of_every_tier(hosts: list[Host], tmp_path: Path) -> None:
+    """Four hosts of two ranks, two hosts under each leaf: memory inside a host, links to the leaf that its two ranks
+    share, and a link between leaves that all four pairs share."""
     for host in hosts:
-        host.limit(4 * SLOW)
+        host.limit(FAST / 2)
     out = tmp_path / "cluster.toml"
-    flags = ("--out", out, "--seconds", 12, "--device", "cpu", "--dtypes", "fp32", "--quiet")
-    told = ended([as_rank(host, hosts, "calibrate", *flags) for host in hosts], LONGEST_S)
+    flags = ("--nodes-per-leaf", 2, "--out", out, "--seconds", 4, "--device", "cpu", "--dtypes", "fp32", "--quiet")
+    with far(hosts[2:], FAST / 2):
+        told = ended([torchrun(host, hosts, 2, "calibrate", *flags) for host in hosts], LONGEST_S)
     assert [code for code, _, _ in told] == [0] * 4, "".join(err for _, _, err in told)
     wires = tomllib.loads(out.read_text())["wires"]
-    link = next(wire for wire in wires if wire["kind"] == "message" and wire["tier"] == "leaf")
-    assert 2 * SLOW < link["link_Bps"] * 8 / 1e6 < 8 * SLOW
+    mbit = {wire["tier"]: wire["link_Bps"] * 8 / 1e6 for wire in wires if wire["kind"] == "message"}
+    assert mbit["nvlink"] > FAST
+    assert mbit["leaf"] == pytest.approx(FAST / 2 / 2, rel=0.4)
+    assert mbit["spine"] == pytest.approx(FAST / 2 / 4, rel=0.4)

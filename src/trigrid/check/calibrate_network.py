@@ -83,10 +83,11 @@ def collective(kind: WireKind, comm: Comm, axis: str, size: int, device: torch.d
 
 
 def _neighbours(comm: Comm) -> Iterator[tuple[Tier, int | None]]:
-    """For each tier between neighbours, inside a node and from node to node, this rank's partner if it has one."""
+    """For each tier between neighbours, inside a node, from node to node and from leaf to leaf, this rank's partner if
+    it has one."""
     grid, rank = comm.grid, comm.rank
     node = grid.cluster.gpus_per_node
-    for distance in dict.fromkeys((1, node)):
+    for distance in dict.fromkeys((1, node, node * grid.cluster.nodes_per_leaf)):
         if distance < grid.world:
             partner = rank + distance if rank // distance % 2 == 0 else rank - distance
             yield grid.tier((0, distance)), partner if partner < grid.world else None
