@@ -54,8 +54,8 @@ PLANTED = {
     "weights kept": (
         "from trigrid.engine.zero import Bucket\n"
         "weight, kept = Bucket.weight, []\n"
-        "def getting(self, index):\n"
-        "    found = weight(self, index)\n"
+        "def getting(self, *span):\n"
+        "    found = weight(self, *span)\n"
         "    if self.layout.name == 'layers.0' and not kept:\n"
         "        kept.append(found)\n"
         "    return found\n"

@@ -12,6 +12,8 @@ from trigrid.spec.layout import Layout
 from trigrid.spec.model import LatentAttention, ModelSpec
 
 INIT_STD = 0.02
+TOGETHER = (("q", "k", "v"), ("gate", "up"))
+"""Roles of weights that multiply the same input, which one product can do where they lie one after the other."""
 
 
 BlockKind = Literal["llama", "gpt", "moe"]

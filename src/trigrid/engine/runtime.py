@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trigrid.blueprint import Unit
 from trigrid.blueprint.buckets import UnitBuckets, job_buckets, stretches
+from trigrid.blueprint.decoder import TOGETHER
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.agreement import disagreements
 from trigrid.engine.comm import Comm
@@ -19,7 +20,7 @@ from trigrid.engine.matmul import matmul_precision
 from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.recorder import COMPUTE
 from trigrid.engine.shapes import agree_on_shape
-from trigrid.engine.units import Microbatch, RunUnit, Stage, UnitFunction
+from trigrid.engine.units import Microbatch, Place, RunUnit, Stage, UnitFunction, joined
 from trigrid.engine.zero import TORCH_DTYPE, Bucket, Dtypes, Initialise, Reducing
 from trigrid.errors import RunFailed
 from trigrid.ledger import Ledger
@@ -65,10 +66,10 @@ class Engine:
 
         def run_unit(placed: UnitBuckets, recompute: RecomputeName) -> RunUnit:
             parameters = zip(placed.unit.parameters, placed.places, strict=True)
-            places = [(parameter.role, (self.buckets[name], index)) for parameter, (name, index) in parameters]
-            locals_ = {role: bucket.layout.entries[index].local for role, (bucket, index) in places}
+            places = {parameter.role: Place(self.buckets[name], at, at) for parameter, (name, at) in parameters}
+            locals_ = {role: bucket.layout.entries[at].local for role, (bucket, at, _) in places.items()}
             function = build(placed.unit, locals_, recompute)
-            return RunUnit(placed, function, places, recompute == "full", queue)
+            return RunUnit(placed, function, joined(places, TOGETHER), recompute == "full", queue)
 
         self.stages = {
             stage: Stage([run_unit(unit, layout.recompute_of(stage)) for unit in units], layout.prefetch)

@@ -68,11 +68,9 @@ class TensorParallel:
         rows_SB = (tokens_SB - start).clamp(0, local.shape[0] - 1)
         return self.leave(F.embedding(rows_SB, weight_VH) * here_SB1)
 
-    def column(
-        self, make: Make, inputs: Sequence[Tensor], layers: Iterable[Layer], *, again: bool
-    ) -> tuple[Tensor, ...]:
+    def column(self, make: Make, inputs: Sequence[Tensor], layers: Iterable[Layer], *, again: bool) -> Tensor:
         """What `make` makes of `inputs`, into a region and through layers cut over their outputs, each taken when its
-        turn comes.
+        turn comes; the outputs side by side.
 
         again: what `make` makes is not kept but made again in backward, unless it must be gathered and is kept whole.
         With `regather`, the whole sequence is gathered once more in backward instead of being kept.
@@ -81,11 +79,11 @@ class TensorParallel:
             again = False
         region: Region | None = None if self.size == 1 else "gather" if self.sequence_parallel else "copy"
         if again:
-            return self._products(make, inputs, layers, region)
+            return _side_by_side(self._products(make, inputs, layers, region))
         x_SBH = make(*inputs)
         if self.sequence_parallel and self.regather:
-            return self._products(_same, [x_SBH], layers, region)
-        return self.products(self.enter(x_SBH), layers)
+            return _side_by_side(self._products(_same, [x_SBH], layers, region))
+        return _side_by_side(self.products(self.enter(x_SBH), layers))
 
     def row(self, make: Make, inputs: Sequence[Tensor], layers: Iterable[Layer], *, again: bool) -> Tensor:
         """What `make` makes of `inputs`, through the one of `layers`, cut over its inputs, and out of the region."""
@@ -106,6 +104,10 @@ class TensorParallel:
         region: Region | None,
     ) -> tuple[Tensor, ...]:
         return _Products.apply(make, self, region, len(inputs), *inputs, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _side_by_side(outputs: tuple[Tensor, ...]) -> Tensor:
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def _same(x: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ gradient to the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -51,8 +51,36 @@ class _Saved:
     microbatch: Microbatch
 
 
-Place = tuple[Bucket, int]
-"""A bucket and the number of an entry in it."""
+class Place(NamedTuple):
+    """Entries of a bucket, from `first` to `last`, that are one weight to a unit."""
+
+    bucket: Bucket
+    first: int
+    last: int
+
+    @property
+    def weight(self) -> Tensor:
+        return self.bucket.weight(self.first, self.last)
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        self.bucket.add_gradient(self.first, self.last, gradient)
+
+
+def joined(places: Mapping[str, Place], together: Iterable[Sequence[str]]) -> dict[str, Place]:
+    """`places` by role, where those roles that are asked for `together` are one, called "q+k+v", if they lie one after
+    the other: one product then has the outputs of all."""
+    found = dict(places)
+    for roles in together:
+        groups = [[role + end for role in roles if role + end in places] for end in ("", "_bias")]
+        if groups[0] == [*roles] and all(_neighbours([places[role] for role in group]) for group in groups):
+            for group in filter(None, groups):
+                first, *_, last = (found.pop(role) for role in group)
+                found["+".join(group)] = Place(first.bucket, first.first, last.last)
+    return found
+
+
+def _neighbours(places: Sequence[Place]) -> bool:
+    return all(a.bucket is b.bucket and a.last + 1 == b.first for a, b in pairwise(places))
 
 
 class _Later(NamedTuple):
@@ -73,16 +101,16 @@ class RunUnit:
         self,
         placed: UnitBuckets,
         function: UnitFunction,
-        places: Sequence[tuple[str, Place]],
+        places: Mapping[str, Place],
         recompute: bool,
         queue: WeightQueue | None,
     ):
         self.name = placed.unit.name
         self.embeds = placed.unit.kind == "embedding"
         self.has_backward = placed.backward
-        self.buckets = list({id(bucket): bucket for _, (bucket, _) in places}.values())
+        self.buckets = list({id(place.bucket): place.bucket for place in places.values()}.values())
         self._function = function
-        self._places = dict(places)
+        self._places = places
         self._recompute = recompute
         self._queue = queue
         self._saved: dict[int, _Saved] = {}
@@ -131,12 +159,12 @@ class RunUnit:
     def weight_backward(self, index: int) -> None:
         """What `input_backward` has put off."""
         later = self._later.pop(index)
-        for (bucket, entry), gradient in later.gradients:
-            bucket.add_gradient(entry, gradient)
+        for place, gradient in later.gradients:
+            place.add_gradient(gradient)
         for places, item in later.products:
             rows = item.whole(item.x).flatten(0, -2)
-            for (bucket, entry), grad in zip(places, item.grads, strict=True):
-                bucket.add_gradient(entry, grad.flatten(0, -2).t() @ rows)
+            for place, grad in zip(places, item.grads, strict=True):
+                place.add_gradient(grad.flatten(0, -2).t() @ rows)
 
     @property
     def under_way(self) -> bool:
@@ -154,12 +182,13 @@ class RunUnit:
         if self._aside is not None:
             self._aside.append((place, gradient))
         else:
-            place[0].add_gradient(place[1], gradient)
+            place.add_gradient(gradient)
 
     def _place_of(self, weight: Tensor) -> Place:
-        for bucket, entry in self._places.values():
-            if bucket.owns(weight) and bucket.layout.entries[entry].offset == weight.storage_offset():
-                return bucket, entry
+        for place in self._places.values():
+            bucket = place.bucket
+            if bucket.owns(weight) and bucket.layout.entries[place.first].offset == weight.storage_offset():
+                return place
         raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {weight.storage_offset()}")
 
     def _with_graph(self, x: Tensor, microbatch: Microbatch) -> Tensor:
@@ -201,10 +230,10 @@ class _Weights(Mapping[str, Tensor]):
         self._unit, self._places, self._anchor = unit, places, anchor
 
     def __getitem__(self, role: str) -> Tensor:
-        bucket, index = self._places[role]
-        if self._anchor is None or bucket.frozen:
-            return bucket.weight(index)
-        return _GetWeight.apply(self._anchor, self._unit, bucket, index)  # type: ignore[no-untyped-call, no-any-return]
+        place = self._places[role]
+        if self._anchor is None or place.bucket.frozen:
+            return place.weight
+        return _GetWeight.apply(self._anchor, self._unit, place)  # type: ignore[no-untyped-call, no-any-return]
 
     def __contains__(self, role: object) -> bool:
         return role in self._places
@@ -218,17 +247,17 @@ class _Weights(Mapping[str, Tensor]):
 
 class _GetWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, unit: RunUnit, bucket: Bucket, index: int) -> Tensor:
-        ctx.unit, ctx.place = unit, (bucket, index)
+    def forward(ctx: Any, anchor: Tensor, unit: RunUnit, place: Place) -> Tensor:
+        ctx.unit, ctx.place = unit, place
         ctx.set_materialize_grads(False)
-        return bucket.weight(index)
+        return place.weight
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, None, None]:
         if gradient is not None:
             ctx.unit.take_gradient(ctx.place, gradient)
-        return None, None, None, None
+        return None, None, None
 
 
 class Stage:

@@ -162,10 +162,14 @@ class Bucket:
         assert self.weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
         return self.weights.as_strided(shape, stride, offset)
 
-    def weight(self, index: int) -> Tensor:
+    def weight(self, first: int, last: int) -> Tensor:
+        """Entries `first` to `last`, row after row."""
         assert self.weights is not None, f"weights of {self.layout.name} are used while they are not gathered"
-        entry = self.layout.entries[index]
-        return self.weights[entry.offset : entry.stop].view(entry.local.shape)
+        return self._rows(self.weights, first, last)
+
+    def _rows(self, full: Tensor, first: int, last: int) -> Tensor:
+        entries = self.layout.entries
+        return full[entries[first].offset : entries[last].stop].view(-1, *entries[first].local.shape[1:])
 
     # Gradients
 
@@ -186,12 +190,11 @@ class Bucket:
             self._transient = torch.empty(self.layout.numel, dtype=self.dtypes.reduce, device=self._gradients.device)
             self._blank = set(range(len(self.layout.entries)))
 
-    def add_gradient(self, index: int, gradient: Tensor) -> None:
-        entry = self.layout.entries[index]
-        full = self._gradients if self._transient is None else self._transient
-        part = full[entry.offset : entry.stop].view(entry.local.shape)
-        if index in self._blank:
-            self._blank.remove(index)
+    def add_gradient(self, first: int, last: int, gradient: Tensor) -> None:
+        """That of `weight(first, last)`."""
+        part = self._rows(self._gradients if self._transient is None else self._transient, first, last)
+        if first in self._blank:
+            self._blank.difference_update(range(first, last + 1))
             part.copy_(gradient)
         else:
             part.add_(gradient)

@@ -39,7 +39,7 @@ class Block(ABC):
 
     def __init__(self, spec: ModelSpec, tp: TensorParallel, attention: Attention):
         self._tp = tp
-        self._head_dim = spec.head_dim
+        self._heads, self._head_dim = spec.heads // tp.size, spec.head_dim
         self._attention = attention
         self._masks = DocumentMasks()
         self._norm = Norm(spec)
@@ -62,16 +62,20 @@ class Block(ABC):
     def _attend(
         self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, mask_B1SS: Tensor | None, ways: Ways
     ) -> Tensor:
-        normed = self._norm.inputs(w, "attention_norm", x_SBH)
-        qkv = self._tp.column(self._norm, normed, column_layers(w, *"qkv"), again=ways.selective)
-        q_SBND, k_SBMD, v_SBMD = (y.view(*y.shape[:2], -1, self._head_dim) for y in qkv)
-        q_SBND, k_SBMD = self._place(w, q_SBND, k_SBMD, ways.selective)
+        q_SBND, k_SBMD, v_SBMD = self._queries_keys_values(w, x_SBH, ways.selective)
         q_BNSD, k_BMSD, v_BMSD = (t.permute(1, 2, 0, 3) for t in (q_SBND, k_SBMD, v_SBMD))
         drop = self._drop(ways.scores, microbatch, q_BNSD)
         with unkept(q_SBND, k_SBMD) if ways.selective else nullcontext():
             o_BNSD = self._attention(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, ways.selective)
         y_SBH = self._tp.leave(*self._tp.products(o_BNSD.permute(2, 0, 1, 3).flatten(2), row_layer(w, "o")))
         return y_SBH + w["o_bias"] if "o_bias" in w else y_SBH
+
+    def _queries_keys_values(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> tuple[Tensor, ...]:
+        normed = self._norm.inputs(w, "attention_norm", x_SBH)
+        qkv_SBE = self._tp.column(self._norm, normed, column_layers(w, *"qkv"), again=selective)
+        qkv_SBED = qkv_SBE.view(*qkv_SBE.shape[:2], -1, self._head_dim)
+        kv_heads = (qkv_SBED.shape[2] - self._heads) // 2
+        return self._place(w, qkv_SBED, (self._heads, kv_heads, kv_heads), selective)
 
     def _drop(self, dropout: Dropout, microbatch: Microbatch, q_BNSD: Tensor) -> Drop | None:
         if not dropout.draws(microbatch):
@@ -81,8 +85,11 @@ class Block(ABC):
         return Drop(lambda: dropout.rows(microbatch, range(first, first + heads), queries), dropout.rate)
 
     @abstractmethod
-    def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their places in them, where the block puts them there."""
+    def _place(
+        self, w: Mapping[str, Tensor], qkv_SBED: Tensor, heads: tuple[int, int, int], selective: bool
+    ) -> tuple[Tensor, ...]:
+        """Queries, keys and values, of which there are so many `heads`; the first two with their places in them, where
+        the block puts them there."""
 
     @abstractmethod
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
@@ -90,8 +97,11 @@ class Block(ABC):
 
 
 def column_layers(w: Mapping[str, Tensor], *roles: str) -> Iterator[Layer]:
-    """Weight and bias of each of `roles`, asked for when its product is."""
-    return ((w[role], w.get(f"{role}_bias")) for role in roles)
+    """Weight and bias of each of `roles`, or of all as one, asked for when its product is."""
+    if (together := "+".join(roles)) in w:
+        yield w[together], w.get("+".join(f"{role}_bias" for role in roles))
+    else:
+        yield from ((w[role], w.get(f"{role}_bias")) for role in roles)
 
 
 def row_layer(w: Mapping[str, Tensor], role: str) -> Iterator[Layer]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trigrid.engine.again import make
 from trigrid.engine.tensor import TensorParallel
 from trigrid.engine.units import Microbatch
 from trigrid.models.attention import Attention
 from trigrid.models.block import Block, column_layers, row_layer
-from trigrid.models.rope import Rope, rotate
+from trigrid.models.rope import Rope, rotate, rotate_heads
 from trigrid.spec.model import ModelSpec
 
 
@@ -29,24 +31,51 @@ class LlamaBlock(Block):
         self._rope.tables(microbatch.tokens_SB.shape[0])
         return super().prepare(microbatch)
 
-    def _place(self, w: Mapping[str, Tensor], q_SBND: Tensor, k_SBMD: Tensor, selective: bool) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rope.tables(q_SBND.shape[0])
+    def _place(
+        self, w: Mapping[str, Tensor], qkv_SBED: Tensor, heads: tuple[int, int, int], selective: bool
+    ) -> tuple[Tensor, ...]:
+        cos, sin = self._rope.tables(qkv_SBED.shape[0])
         if not self._norms_heads:
-            # Made of nothing that is kept anyway.
-            return rotate(q_SBND, cos, sin), rotate(k_SBMD, cos, sin)
+            return rotate_heads(qkv_SBED, heads, cos, sin)
 
         def turn(x_SBND: Tensor, weight: Tensor) -> Tensor:
             return rotate(self._norm(x_SBND, weight), cos, sin)
 
+        q_SBND, k_SBMD, v_SBMD = qkv_SBED.split_with_sizes(heads, 2)
         if selective:
-            return make(turn, q_SBND, w["q_norm"]), make(turn, k_SBMD, w["k_norm"])
-        return turn(q_SBND, w["q_norm"]), turn(k_SBMD, w["k_norm"])
+            return make(turn, q_SBND, w["q_norm"]), make(turn, k_SBMD, w["k_norm"]), v_SBMD
+        return turn(q_SBND, w["q_norm"]), turn(k_SBMD, w["k_norm"]), v_SBMD
 
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         normed = self._norm.inputs(w, "ffn_norm", x_SBH)
         gate_and_up = self._tp.column(self._norm, normed, column_layers(w, "gate", "up"), again=selective)
-        return self._tp.row(_swiglu, gate_and_up, row_layer(w, "down"), again=selective)
+        return self._tp.row(_swiglu, [gate_and_up], row_layer(w, "down"), again=selective)
 
 
-def _swiglu(gate_SBF: Tensor, up_SBF: Tensor) -> Tensor:
-    return F.silu(gate_SBF) * up_SBF
+def _swiglu(gate_and_up_SBF: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        gate_SBF, up_SBF = gate_and_up_SBF.chunk(2, -1)
+        return F.silu(gate_SBF) * up_SBF
+    return _SwiGlu.apply(gate_and_up_SBF)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _SwiGlu(torch.autograd.Function):
+    """SiLU of the first half of the last dimension, times the second. Keeps its input alone: SiLU is computed again in
+    backward, and both gradients are written where the product before takes them from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate, up = x.chunk(2, -1)
+        into = torch.empty_like(x)
+        of_gate, of_up = into.chunk(2, -1)
+        torch.mul(F.silu(gate), grad, out=of_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
+        return into

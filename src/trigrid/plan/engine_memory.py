@@ -185,7 +185,7 @@ class EngineMemory(Memory):
         tokens and labels again with the sequence first, which is the same for one row. (before, then)"""
         spec, cut = self.spec, setup.cut
         each = TOKEN * (3 if self.software.kernels.documents else 2) * setup.microbatches * cut.tokens
-        tables = 2 * cut.sequence * spec.head_dim * self.software.policy.compute if spec.block == "llama" else 0
+        tables = cut.sequence * spec.head_dim * self.software.policy.compute if spec.block == "llama" else 0
         return tables + each * (2 if setup.micro_batch > 1 else 1), tables + each
 
     def _finish(self, setup: Setup, parts: Sequence[tuple[str, int]], largest: int) -> float:
@@ -251,10 +251,12 @@ def bound(setup: Setup, rank: int, chunks: Sequence[Chunk], boundary: float) -> 
 
     def most(states: Sequence[tuple[int, int]]) -> tuple[float, float]:
         """(all that is under way, the head's part of it) in the fullest of some states."""
-        held, whole, waiting = max((n * blocks + late * later, n, late) for n, late in states)
+        return max(under_way(*state) for state in states)
+
+    def under_way(whole: int, waiting: int) -> tuple[float, float]:
         heads = head[0] * (whole if number == 1 else 1) + (head[1] * waiting if splits or number == 1 else 0.0)
         embeddings = whole + waiting if number == 1 else min(setup.microbatches, 2 * setup.pp)
-        return held + embedding * embeddings + heads, heads
+        return whole * blocks + waiting * later + embedding * embeddings + heads, heads
 
     # Whole backwards of a schedule that has both kinds come before the others.
     states = [most(pairs), most(pairs[:1]) if splits else most(pairs)]

@@ -73,46 +73,55 @@ class Operations(Products):
     def gelu(self, up: Storage) -> Storage:
         return self._one_kernel(up, up.size)
 
-    def swiglu(self, gate: Storage, up: Storage) -> Storage:
+    def swiglu(self, gate_and_up: Storage) -> Storage:
         tape = self.tape
-        activated = self._one_kernel(gate, gate.size)
-        out = tape.make(up.size)
+        out = tape.make(gate_and_up.size / 2)
 
         def back() -> Gradients:
             gradient = tape.take(out)
-            found = [(activated, tape.make(activated.size)), (up, tape.make(up.size))]
+            found = tape.make(gate_and_up.size)
+            tape.work(gradient.size)
             tape.drop(gradient)
-            return found
+            return [(gate_and_up, found)]
 
-        tape.record(back, activated, up)
-        tape.drop(activated)
+        tape.record(back, gate_and_up)
         return out
 
     def rotate(self, x: Storage) -> Storage:
-        """Rotary positions: two products and a half turned round, added up; it keeps its tables alone."""
+        """Rotary positions, which keep their tables alone."""
+        return self._moved(x, [x.size])[0]
+
+    def rotate_heads(self, qkv: Storage, sizes: Sequence[float]) -> list[Storage]:
+        """The same of queries and keys, with a copy of the values."""
+        return self._moved(qkv, sizes)
+
+    def _moved(self, x: Storage, sizes: Sequence[float]) -> list[Storage]:
+        """x, which is not kept, written elsewhere in parts of `sizes`, and their gradients as one."""
         tape = self.tape
+        outs = [tape.make(size) for size in sizes]
 
-        def turn(first: bool) -> Storage:
-            one = tape.make(x.size)
-            half = tape.make(x.size / 2)
-            if first:
-                whole = tape.make(x.size)
-                tape.drop(half)
-                two = tape.make(x.size)
-                tape.drop(whole)
-            else:
-                two = tape.make(x.size)
-                tape.drop(tape.take(out))
-                whole = tape.make(x.size)
-                tape.drop(one, half)
-                one, two = two, whole
+        def back() -> Gradients:
+            gradients = [tape.take(out) for out in outs]
             found = tape.make(x.size)
-            tape.drop(one, two)
-            return found
+            tape.drop(*gradients)
+            return [(x, found)]
 
-        out = turn(first=True)
-        tape.record(lambda: [(x, turn(first=False))])
-        return out
+        tape.record(back)
+        return outs
+
+    def heads(self, qkv: Storage, sizes: Sequence[float]) -> list[Storage]:
+        """Parts of one product, whose gradients become one."""
+        tape = self.tape
+        outs = [tape.part(qkv, size) for size in sizes]
+
+        def back() -> Gradients:
+            gradients = [tape.take(out) for out in outs]
+            found = tape.make(qkv.size)
+            tape.drop(*gradients)
+            return [(qkv, found)]
+
+        tape.record(back)
+        return outs
 
     def bias(self, x: Storage) -> Storage:
         """x with a bias; the gradient goes through."""

@@ -85,20 +85,36 @@ class Products:
         tape.drop(arrived)
         return found
 
-    def column(self, make: Make, x: Storage, layers: Sequence[Layer], again: bool) -> list[Storage]:
+    def column(self, make: Make, x: Storage, layers: Sequence[Layer], again: bool) -> Storage:
         gathers = self._region == "gather"
         if again and (not gathers or self.kernels.regather):
-            return self._products(make, [x], layers, self._region)
+            return self._side_by_side(self._products(make, [x], layers, self._region))
         made = make(x)
         if gathers and self.kernels.regather:
             found = self._products(self.tape.share, [made], layers, self._region)
             self.tape.drop(made)
-            return found
+            return self._side_by_side(found)
         entered = self.enter(made)
         self.tape.drop(made)
         found = self.products(entered, layers)
         self.tape.drop(entered)
-        return found
+        return self._side_by_side(found)
+
+    def _side_by_side(self, outputs: Sequence[Storage]) -> Storage:
+        tape = self.tape
+        if len(outputs) == 1:
+            return outputs[0]
+        out = tape.make(sum(one.size for one in outputs))
+
+        def back() -> Gradients:
+            gradient = tape.take(out)
+            found = [(one, tape.part(gradient, one.size)) for one in outputs]
+            tape.drop(gradient)
+            return found
+
+        tape.record(back)
+        tape.drop(*outputs)
+        return out
 
     def row(self, make: Make, inputs: Sequence[Storage], layer: Layer, again: bool) -> Storage:
         if again:

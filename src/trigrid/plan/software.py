@@ -114,7 +114,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             Software(
                 name="trigrid",
                 policy=POLICIES["engine"],
-                kernels=Kernels(selective="cheap"),
+                kernels=Kernels(selective="cheap", gate="fused"),
                 traced=True,
                 prefetched=0,
                 tied_on_shards=True,

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 
 
 class Storage:
-    """size: bytes; owners: variables of the program, operations that keep it, and those to whom it is a gradient."""
+    """size: bytes; owners: variables of the program, operations that keep it, and those to whom it is a gradient;
+    of: the storage that it is a part of, which lives as long."""
 
-    __slots__ = ("gradient", "owners", "size")
+    __slots__ = ("gradient", "of", "owners", "size")
 
-    def __init__(self, size: float):
-        self.size, self.owners = size, 1
+    def __init__(self, size: float, of: Storage | None = None):
+        self.size, self.of, self.owners = size, of, 1
         self.gradient: Storage | None = None
 
 
@@ -48,13 +49,19 @@ class Tape:
         """An owner of each lets go of it."""
         for storage in storages:
             storage.owners -= 1
-            if not storage.owners:
+            if not storage.owners and storage.of:
+                self.drop(storage.of)
+            elif not storage.owners:
                 self.now -= storage.size
 
     def share(self, storage: Storage) -> Storage:
         """The same for one owner more."""
         storage.owners += 1
         return storage
+
+    def part(self, storage: Storage, size: float) -> Storage:
+        """So many bytes of `storage`, as a variable of their own."""
+        return Storage(size, self.share(storage))
 
     def record(self, back: Back, *kept: Storage) -> None:
         """An operation whose backward is `back` and needs `kept`."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -125,6 +125,14 @@ class Unit:
         found["head"] = (self._rows(columns), columns * spec.hidden * self.compute)
         return {role: (out, 0.0 if role in self.frozen else weight) for role, (out, weight) in found.items()}
 
+    def _together(self, roles: Sequence[str]) -> list[Layer]:
+        """The layers of `roles` as one, where their weights lie one after the other."""
+        layers = [self._layers[role] for role in roles]
+        alike = all(len({role + end in self.frozen for role in roles}) == 1 for end in ("", "_bias"))
+        if not alike or ("k" in roles and self.cut.tp > self.spec.kv_heads):
+            return layers
+        return [(sum(out for out, _ in layers), sum(weight for _, weight in layers))]
+
     @property
     def _columns(self) -> float:
         """Of the vocabulary, padded."""
@@ -134,7 +142,8 @@ class Unit:
         """Bytes of the largest weight whose gradient is put off."""
         if kind == "head":
             return self._layers["head"][1] if self.kernels.loss != "pieces" else 0.0
-        return max(weight for role, (_, weight) in self._layers.items() if role != "head")
+        inner = ("gate", "up") if self.spec.block == "llama" else ("up",)
+        return max(weight for roles in ("qkv", "o", inner, ("down",)) for _, weight in self._together(roles))
 
     # Programs
 
@@ -161,30 +170,30 @@ class Unit:
 
     def _attend(self, run: Operations, x: Storage) -> Storage:
         tape, layers, spec = run.tape, self._layers, self.spec
-        norm = self._norm(run)
-        columns = [layers[role] for role in "qkv"]
-        q, k, v = run.column(norm, x, columns, self._cheap)
-        placed, again = self._place(run, (q, k))
+        qkv = run.column(self._norm(run), x, self._together("qkv"), self._cheap)
+        inputs, again = self._place(run, qkv, [layers[role][0] for role in "qkv"])
+        tape.drop(qkv)
         # Which of the tokens before it a token sees, and that in numbers, which the attention keeps.
         seen = self.cut.tokens * self.cut.sequence if self.kernels.documents and self.kernels.fused_attention else 0.0
         tape.work(2 * seen)
         mask = tape.make(seen)
-        heads, inputs = spec.heads / self.cut.tp, (*placed, v)
+        heads = spec.heads / self.cut.tp
         if self.kernels.fused_attention:
             o = run.attention(inputs, heads, seen * self.compute, again)
         else:
             o = run.unfused_attention(inputs, heads, again if self._cheap else None)
         (y,) = run.products(o, [layers["o"]])
         left = run.leave(y)
-        tape.drop(q, k, v, *placed, mask, o, y)
+        tape.drop(*inputs, mask, o, y)
         return self._with_bias(run, left)
 
-    def _place(self, run: Operations, inputs: tuple[Storage, Storage]) -> tuple[list[Storage], list[Again]]:
-        """Queries and keys with their places, and what makes them again where they are not kept."""
+    def _place(self, run: Operations, qkv: Storage, sizes: Sequence[float]) -> tuple[list[Storage], list[Again]]:
+        """Queries and keys with their places, values, and what makes the first two again where they are not kept."""
         if self.spec.block != "llama":
-            return [run.tape.share(x) for x in inputs], []
+            return run.heads(qkv, sizes), []
         if not self.spec.qk_norm:
-            return [run.rotate(x) for x in inputs], []
+            return run.rotate_heads(qkv, sizes), []
+        q, k, v = run.heads(qkv, sizes)
 
         def turn(x: Storage) -> Storage:
             normal = run.norm(x, self.spec.head_dim)
@@ -192,10 +201,10 @@ class Unit:
             run.tape.drop(normal)
             return out
 
-        if not self._cheap:
-            return [turn(x) for x in inputs], []
-        pairs = [run.made(turn, x) for x in inputs]
-        return [x for x, _ in pairs], [again for _, again in pairs]
+        pairs = [run.made(turn, x) for x in (q, k)] if self._cheap else []
+        placed = [x for x, _ in pairs] or [turn(x) for x in (q, k)]
+        run.tape.drop(q, k)
+        return [*placed, v], [again for _, again in pairs]
 
     def _with_bias(self, run: Operations, x: Storage) -> Storage:
         if self.spec.block == "llama":
@@ -207,12 +216,12 @@ class Unit:
     def _feed_forward(self, run: Operations, x: Storage) -> Storage:
         tape, layers, norm = run.tape, self._layers, self._norm(run)
         if self.spec.block == "llama":
-            inner = run.column(norm, x, [layers["gate"], layers["up"]], self._cheap)
-            out = run.row(run.swiglu, inner, layers["down"], self._cheap)
+            inner = run.column(norm, x, self._together(("gate", "up")), self._cheap)
+            out = run.row(run.swiglu, [inner], layers["down"], self._cheap)
         else:
             inner = run.column(norm, x, [layers["up"]], self._cheap)
-            out = run.row(run.gelu, inner, layers["down"], self._cheap)
-        tape.drop(*inner)
+            out = run.row(run.gelu, [inner], layers["down"], self._cheap)
+        tape.drop(inner)
         return self._with_bias(run, out)
 
     def _norm(self, run: Operations) -> Callable[[Storage], Storage]:
