@@ -61,8 +61,8 @@ def _softmax(logits_SBV: Tensor, labels_SB: Tensor, columns: tuple[int, int], co
 
 
 def _wide(logits_SBV: Tensor, columns: tuple[int, int]) -> Tensor:
-    """A copy in at least fp32, in which padding can have no share."""
-    wide_SBV = logits_SBV.to(torch.promote_types(logits_SBV.dtype, torch.float32), copy=True)
+    """In at least fp32, with padding that can have no share. Logits that have such a format are given up for it."""
+    wide_SBV = logits_SBV.to(torch.promote_types(logits_SBV.dtype, torch.float32))
     wide_SBV[..., columns[1] - columns[0] :] = -torch.inf
     return wide_SBV
 
@@ -80,13 +80,14 @@ def _into_gradient(probs_SBV: Tensor, column_SB1: Tensor, here_SB: Tensor, weigh
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Keeps this rank's part of the softmax for backward."""
+    """Keeps this rank's part of the softmax for backward; logits in fp32 become it, so nothing else may need them."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, columns: tuple[int, int], comm: Collectives
     ) -> Tensor:
-        found = _softmax(logits_SBV, labels_SB, columns, comm)
+        # Detached: what takes the place of logits is kept without their graph.
+        found = _softmax(logits_SBV.detach(), labels_SB, columns, comm)
         weight_SB = (labels_SB >= 0) * scale.to(found.sum_SB.dtype)
         probs_SBV = found.exp_SBV.div_(found.sum_SB.unsqueeze(-1))
         ctx.save_for_backward(probs_SBV, found.column_SB1, found.here_SB, weight_SB)

@@ -293,14 +293,15 @@ class Operations(Products):
     def loss(self, logits: Storage) -> Storage:
         """Cross-entropy; the softmax becomes the logits' gradient."""
         tape, tokens = self.tape, self.cut.tokens
-        softmax = tape.make(logits.size / self.compute * self.wide)
+        in_place = self.compute == self.wide
+        softmax = tape.share(logits) if in_place else tape.make(logits.size / self.compute * self.wide)
         tape.work((2 * PLACE + 4 * self.wide) * tokens)
         labels = tape.make((PLACE + 1 + self.wide) * tokens)
         out = tape.make(0)
 
         def back() -> Gradients:
             tape.drop(tape.take(out))
-            if self.compute == self.wide:
+            if in_place:
                 return [(logits, tape.share(softmax))]
             return [(logits, tape.make(logits.size))]
 
@@ -313,7 +314,8 @@ class Operations(Products):
         bytes of all logits, and of the gradient of the head's weight."""
         tape, tokens = self.tape, self.cut.tokens
         narrow, wide = logits / pieces, logits / pieces / self.compute * self.wide
-        tape.work(narrow + wide + (4 * self.wide + PLACE + 1) * tokens)
+        in_place = self.compute == self.wide
+        tape.work((wide if in_place else narrow + wide) + (4 * self.wide + PLACE + 1) * tokens)
         sums = tape.make(3 * self.wide * tokens)
         out = tape.make(0)
 
@@ -324,16 +326,16 @@ class Operations(Products):
             before: list[Storage] = []
             for _ in range(pieces):
                 one = tape.make(narrow)
-                probabilities = tape.make(wide)
+                probabilities = tape.share(one) if in_place else tape.make(wide)
                 tape.drop(one, *before[:1])
-                gradient = tape.make(narrow) if self.compute < self.wide else tape.share(probabilities)
+                gradient = tape.share(probabilities) if in_place else tape.make(narrow)
                 tape.drop(*before[1:])
                 inputs.append(tape.make(x.size / pieces))
                 tape.work(weight)
                 before = [probabilities, gradient]
             found = tape.make(x.size)
             tape.drop(*inputs, *before)
-            if self.compute == self.wide:
+            if in_place:
                 return [(x, found), (None, total)]
             of_weight = tape.make(weight)
             tape.drop(total)

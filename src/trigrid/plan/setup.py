@@ -107,8 +107,8 @@ def held_at_once(name: str, pp: int, microbatches: int, virtual: int) -> tuple[t
     """By rank i, what it holds at its fullest: chunks that wait for their input backward, and beside them chunks that
     wait for their weight backward only, as pairs of which one holds most, whichever of the two kinds is larger.
 
-    What waits for weights is the larger kind only under full recomputation. Then zb-h1 is fullest with i + 1 of them,
-    V shapes with one, or while they drain: zbv holds 2i + 1 then, dualpipev i + 1, fewer where microbatches are few (of
+    Where what waits for weights is the larger kind, as under full recomputation, zb-h1 is fullest with i + 1 of them, V
+    shapes with one, or while they drain: zbv holds 2i + 1 then, dualpipev i + 1, fewer where microbatches are few (of
     p < m < 2p − 1 not less than it is).
     """
     p, m = pp, microbatches
