@@ -89,36 +89,25 @@ class Operations(Products):
 
     def rotate(self, x: Storage) -> Storage:
         """Rotary positions, which keep their tables alone."""
-        return self._moved(x, [x.size])[0]
+        return self._parts(x, [self.tape.make(x.size)])[0]
 
     def rotate_heads(self, qkv: Storage, sizes: Sequence[float]) -> list[Storage]:
         """The same of queries and keys, with a copy of the values."""
-        return self._moved(qkv, sizes)
+        return self._parts(qkv, [self.tape.make(size) for size in sizes])
 
-    def _moved(self, x: Storage, sizes: Sequence[float]) -> list[Storage]:
-        """x, which is not kept, written elsewhere in parts of `sizes`, and their gradients as one."""
+    def heads(self, qkv: Storage, sizes: Sequence[float]) -> list[Storage]:
+        """Queries, keys and values where the product has put them."""
+        return self._parts(qkv, [self.tape.part(qkv, size) for size in sizes])
+
+    def _parts(self, x: Storage, outs: list[Storage]) -> list[Storage]:
+        """`outs`, made of x, which is not kept for it, and whose gradient is written from theirs."""
         tape = self.tape
-        outs = [tape.make(size) for size in sizes]
 
         def back() -> Gradients:
             gradients = [tape.take(out) for out in outs]
             found = tape.make(x.size)
             tape.drop(*gradients)
             return [(x, found)]
-
-        tape.record(back)
-        return outs
-
-    def heads(self, qkv: Storage, sizes: Sequence[float]) -> list[Storage]:
-        """Parts of one product, whose gradients become one."""
-        tape = self.tape
-        outs = [tape.part(qkv, size) for size in sizes]
-
-        def back() -> Gradients:
-            gradients = [tape.take(out) for out in outs]
-            found = tape.make(qkv.size)
-            tape.drop(*gradients)
-            return [(qkv, found)]
 
         tape.record(back)
         return outs
