@@ -5,6 +5,7 @@ Starting processes that import torch costs seconds each; each run joins those it
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -127,3 +128,8 @@ def _work(rank: int, pipe: Connection) -> None:
         except BaseException:
             answer = (False, traceback.format_exc())
         pipe.send(answer)
+        del answer, arguments
+        # Runs leave process groups in cycles, each with threads that wake up again and again. What else is here stays,
+        # and to pass over it takes no time then.
+        gc.collect()
+        gc.freeze()
