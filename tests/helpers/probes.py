@@ -48,7 +48,7 @@ def watch(rank: int, job: Job, hoarder: str = "") -> Seen:
     for unit in (unit for stage in engine.stages.values() for unit in stage.units):
         if unit.name == hoarder:
             function = unit._function
-            unit._function = lambda w, x, mb, function=function: hoard.append(w["q"].detach()) or function(w, x, mb)
+            unit._function = lambda w, x, mb, function=function: hoard.append(w["o"].detach()) or function(w, x, mb)
     for step in range(2):
         comm.traffic.clear()
         engine.step(*(share(rows, job, comm.coord.dp) for rows in batch(job, step)), 1e-3)
@@ -113,11 +113,13 @@ def _state(buckets: dict[str, Bucket]) -> list[Tensor]:
 def _poisoned(parameter: str, value: float) -> Iterator[None]:
     add = Bucket.add_gradient
 
-    def bad(self: Bucket, index: int, gradient: Tensor) -> None:
-        if self.layout.entries[index].local.parameter.name == parameter:
-            gradient = gradient.clone()
-            gradient.view(-1)[-1] = value
-        add(self, index, gradient)
+    def bad(self: Bucket, first: int, last: int, gradient: Tensor) -> None:
+        entries = self.layout.entries[first : last + 1]
+        for entry in entries:
+            if entry.local.parameter.name == parameter:
+                gradient = gradient.clone()
+                gradient.view(-1)[entry.stop - entries[0].offset - 1] = value
+        add(self, first, last, gradient)
 
     with patch.object(Bucket, "add_gradient", bad):
         yield
