@@ -103,7 +103,9 @@ def test_what_slurm_would_misread_is_refused() -> None:
 
 def test_the_signal_leaves_the_time_of_grace() -> None:
     assert "#SBATCH --signal=USR1@120\n" in slurm_example()
-    assert "if stopped_by SIGUSR1 || " in slurm_example()
+    asked = r'grep -qs "\"checkpoint\": \"[^\"]*\", \"signal\": \"$1\"" runs/'
+    assert asked in slurm_example()
+    assert "if stopped_by SIGUSR1 || { stopped_by SIGTERM && preempted; }; then\n" in slurm_example()
 
 
 @pytest.mark.parametrize(
