@@ -15,6 +15,7 @@ from trigrid.check.snapshot import snapshot_events
 from trigrid.check.tracing import ACTIVATIONS, COLLECTIVES, MESSAGES, WHOLE, WORKING, Tracer
 from trigrid.ledger import STATE
 from trigrid.models import llama
+from trigrid.plan.operations import Operations
 from trigrid.plan.plan import make_plan
 from trigrid.schedule import Action, Kind
 from trigrid.spec.job import Batch, Data, Job, Optimizer, Run
@@ -271,10 +272,8 @@ def test_a_program_that_keeps_more_is_found_by_its_peak_alone(monkeypatch: pytes
     assert not found.holds
 
 
-def test_a_planner_that_forgets_is_found() -> None:
-    """The same job without the norm's parts, which the CPU's program has: the peak is off by more than 3 %."""
-    made = job(zero=1, recompute="full", sequence=1024, sequence_parallel=False)
-    (_, role) = roles(made)
-    software = program_software(made)
-    fused = replace(software, kernels=replace(software.kernels, fused_norm=True))
-    assert not prove_rank(made, role, make_plan(made, fused)).peak.total.near
+def test_a_planner_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by which SwiGLU keeps nothing for its backward: the peak is off by more than 3 %."""
+    monkeypatch.setattr(Operations, "swiglu", lambda run, x: run._parts(x, [run.tape.make(x.size / 2)])[0])
+    # A model of its own: units of others may have been planned before.
+    assert not proof_of(job(zero=2, spec=replace(SPEC, name="forgotten")), 0).peak.total.near

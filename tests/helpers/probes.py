@@ -111,17 +111,16 @@ def _state(buckets: dict[str, Bucket]) -> list[Tensor]:
 
 @contextmanager
 def _poisoned(parameter: str, value: float) -> Iterator[None]:
-    add = Bucket.add_gradient
+    close = Bucket.close_gradients
 
-    def bad(self: Bucket, first: int, last: int, gradient: Tensor) -> None:
-        entries = self.layout.entries[first : last + 1]
-        for entry in entries:
+    def bad(self: Bucket) -> None:
+        whole = self._gradients if self._transient is None else self._transient
+        for entry in self.layout.entries:
             if entry.local.parameter.name == parameter:
-                gradient = gradient.clone()
-                gradient.view(-1)[entry.stop - entries[0].offset - 1] = value
-        add(self, first, last, gradient)
+                whole[entry.stop - 1] = value
+        close(self)
 
-    with patch.object(Bucket, "add_gradient", bad):
+    with patch.object(Bucket, "close_gradients", bad):
         yield
 
 

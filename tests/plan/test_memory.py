@@ -440,7 +440,7 @@ def test_ranks_of_405b_are_what_prove_traces() -> None:
     """Law 2: GiB of rank 56, second step, by `trigrid prove examples/llama3-405b.toml --zero Z --parallel.prefetch 0
     --ranks 56`, which takes too long for a test."""
     counts = memory(load_model("llama3-405b"))
-    for zero, gib in zip(STAGES, (57.310, 21.960, 13.157, 7.962), strict=True):
+    for zero, gib in zip(STAGES, (57.208, 21.858, 13.055, 7.860), strict=True):
         setup = sharded(zero, tp=8, pp=16, dp=128, microbatches=16, sequence=8192, recompute="full")
         use = counts.use(setup, 7)
         assert use.training_bytes / 2**30 == pytest.approx(gib, rel=0.001)

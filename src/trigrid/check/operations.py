@@ -33,7 +33,14 @@ KINDS = (FORWARD, INTO, WEIGHTS, AGAIN, ATTEND, ATTEND_BACK, ATTEND_AGAIN)
 LOOKED_UP = ("embedding", "positions")
 
 aten = torch.ops.aten
-PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+PRODUCTS = {
+    aten.mm.default: 0,
+    aten.mm.out: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.addmm.out: 1,
+    aten.baddbmm.default: 1,
+}
 FUSED = aten._scaled_dot_product_flash_attention_for_cpu.default
 FUSED_BACK = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 

@@ -73,14 +73,14 @@ def _labels(labels_SB: Tensor, columns: tuple[int, int], width: int) -> tuple[Te
     return (labels_SB - start).clamp(0, width - 1).unsqueeze(-1), here_SB
 
 
-def _into_gradient(probs_SBV: Tensor, column_SB1: Tensor, here_SB: Tensor, weight_SB: Tensor) -> Tensor:
-    """The logits' gradient, in place of the probabilities."""
-    probs_SBV.scatter_add_(-1, column_SB1, -here_SB.unsqueeze(-1).to(probs_SBV.dtype))
-    return probs_SBV.mul_(weight_SB.unsqueeze(-1))
+def _into_gradient(exp_SBV: Tensor, share_SB: Tensor, column_SB1: Tensor, here_SB: Tensor, weight_SB: Tensor) -> Tensor:
+    """The logits' gradient, in place of the exponentials; share: a token's weight over their sum."""
+    exp_SBV.mul_(share_SB.unsqueeze(-1))
+    return exp_SBV.scatter_add_(-1, column_SB1, (here_SB * -weight_SB).unsqueeze(-1))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Keeps this rank's part of the softmax for backward; logits in fp32 become it, so nothing else may need them."""
+    """Keeps this rank's exponentials for backward; logits in fp32 become them, so nothing else may need them."""
 
     @staticmethod
     def forward(
@@ -89,17 +89,17 @@ class _CrossEntropy(torch.autograd.Function):
         # Detached: what takes the place of logits is kept without their graph.
         found = _softmax(logits_SBV.detach(), labels_SB, columns, comm)
         weight_SB = (labels_SB >= 0) * scale.to(found.sum_SB.dtype)
-        probs_SBV = found.exp_SBV.div_(found.sum_SB.unsqueeze(-1))
-        ctx.save_for_backward(probs_SBV, found.column_SB1, found.here_SB, weight_SB)
+        ctx.save_for_backward(found.exp_SBV, weight_SB / found.sum_SB, found.column_SB1, found.here_SB, weight_SB)
         ctx.dtype = logits_SBV.dtype
         return (found.loss_SB * weight_SB).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        probs_SBV, column_SB1, here_SB, weight_SB = ctx.saved_tensors
-        # Once is all: a unit's graph is walked a single time, so the saved softmax becomes the gradient.
-        return _into_gradient(probs_SBV, column_SB1, here_SB, weight_SB * grad).to(ctx.dtype), None, None, None, None
+        exp_SBV, share_SB, column_SB1, here_SB, weight_SB = ctx.saved_tensors
+        # Once is all: a unit's graph is walked a single time, so what is saved becomes the gradient.
+        into_SBV = _into_gradient(exp_SBV, share_SB * grad, column_SB1, here_SB, weight_SB * grad)
+        return into_SBV.to(ctx.dtype), None, None, None, None
 
 
 class _InChunks(torch.autograd.Function):
@@ -137,10 +137,9 @@ class _InChunks(torch.autograd.Function):
         total_VH = torch.zeros(weight_VH.shape if trained else (), dtype=peak_SB.dtype, device=weight_VH.device)
         per_token = (x_SBH, labels_SB, peak_SB, sum_SB, weight_SB * grad)
         for x, labels, peak, total, weight in zip(*(t.chunk(ctx.chunks) for t in per_token), strict=True):
-            probs_SBV = _wide(F.linear(x, weight_VH), ctx.columns)
-            probs_SBV.sub_(peak.unsqueeze(-1)).exp_().div_(total.unsqueeze(-1))
+            exp_SBV = _wide(F.linear(x, weight_VH), ctx.columns).sub_(peak.unsqueeze(-1)).exp_()
             column_SB1, here_SB = _labels(labels, ctx.columns, weight_VH.shape[0])
-            logits_SBV = _into_gradient(probs_SBV, column_SB1, here_SB, weight).to(x.dtype)
+            logits_SBV = _into_gradient(exp_SBV, weight / total, column_SB1, here_SB, weight).to(x.dtype)
             inputs.append(logits_SBV @ weight_VH)
             if trained:
                 total_VH += logits_SBV.flatten(0, 1).t() @ x.flatten(0, 1)

@@ -15,7 +15,7 @@ from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.agreement import disagreements
 from trigrid.engine.comm import Comm
 from trigrid.engine.finish import ShardOptimizer, StepResult, sum_gradients, update
-from trigrid.engine.later import WeightQueue
+from trigrid.engine.handover import Handover
 from trigrid.engine.matmul import matmul_precision
 from trigrid.engine.pipeline import Pipeline
 from trigrid.engine.recorder import COMPUTE
@@ -37,8 +37,8 @@ BuildUnit = Callable[[Unit, Mapping[str, LocalParameter], RecomputeName], UnitFu
 class Engine:
     """Trains the part of a model that one rank holds.
 
-    `build` gives the function of each unit, `initialise` the first value of each local parameter. queue: where those
-    functions put off gradients of weights; a schedule that splits backwards needs one.
+    `build` gives the function of each unit, `initialise` the first value of each local parameter. handover: from the
+    products of those functions.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         device: torch.device,
         build: BuildUnit,
         initialise: Initialise,
-        queue: WeightQueue | None = None,
+        handover: Handover,
     ):
         layout = job.parallel
         precision = PRECISIONS[job.run.precision]
@@ -69,7 +69,7 @@ class Engine:
             places = {parameter.role: Place(self.buckets[name], at, at) for parameter, (name, at) in parameters}
             locals_ = {role: bucket.layout.entries[at].local for role, (bucket, at, _) in places.items()}
             function = build(placed.unit, locals_, recompute)
-            return RunUnit(placed, function, joined(places, TOGETHER), recompute == "full", queue)
+            return RunUnit(placed, function, joined(places, TOGETHER), recompute == "full", handover)
 
         self.stages = {
             stage: Stage([run_unit(unit, layout.recompute_of(stage)) for unit in units], layout.prefetch)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.again import Make, through, with_graph
 from trigrid.engine.comm import Collectives
-from trigrid.engine.later import WeightQueue
+from trigrid.engine.handover import Factors, Handover
 
 Region = Literal["gather", "copy"]
 Layer = tuple[Tensor, Tensor | None]
@@ -27,13 +27,14 @@ Layer = tuple[Tensor, Tensor | None]
 
 
 class TensorParallel:
-    """The tensor-parallel regions of one rank."""
+    """The tensor-parallel regions of one rank, and its products. handover: takes what gradients of their weights are
+    made of; without it they are made by autograd."""
 
     def __init__(
-        self, comm: Collectives, sequence_parallel: bool, regather: bool = False, later: WeightQueue | None = None
+        self, comm: Collectives, sequence_parallel: bool, regather: bool = False, handover: Handover | None = None
     ):
         self.comm = comm
-        self.later = later
+        self.handover = handover
         self.size, self.index = comm.group("tp").size, comm.group("tp").index
         self.sequence_parallel = sequence_parallel and self.size > 1
         self.regather = regather
@@ -92,7 +93,7 @@ class TensorParallel:
 
     def products(self, x: Tensor, layers: Iterable[Layer]) -> tuple[Tensor, ...]:
         """`x` through each of `layers`, outside of any region."""
-        if self.later:
+        if self.handover:
             return self._products(_same, [x], layers, None)
         return tuple(F.linear(x, weight, bias) for weight, bias in layers)
 
@@ -186,7 +187,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[4:]
         inputs, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        leaves, made = with_graph(ctx.make, inputs, needed[: ctx.count])
+        plain = ctx.make is _same
+        leaves, made = ([], inputs[0]) if plain else with_graph(ctx.make, inputs, needed[: ctx.count])
         layers = _gradients_of_layers(ctx, weights, made.detach(), grads, needed[ctx.count :])
         found: list[Tensor | None] = [None] * ctx.count
         if any(needed[: ctx.count]):
@@ -197,21 +199,21 @@ class _Products(torch.autograd.Function):
                 into = ctx.tp.comm.reduce_scatter(into, "tp")
             elif ctx.region == "copy":
                 into = ctx.tp.comm.all_reduce(into, "tp")
-            found = through(leaves, made, into)
+            found = [into] if plain else through(leaves, made, into)
         return None, None, None, None, *found, *layers
 
 
 def _gradients_of_layers(
     ctx: Any, weights: Sequence[Tensor], x: Tensor, grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Of each weight and its bias, where they are needed; those of the weights may be put off."""
-    later: WeightQueue | None = ctx.tp.later
+    """Of each weight and its bias, where they are needed; what those of the weights are made of may be handed over."""
+    handover: Handover | None = ctx.tp.handover
     wanted = [at for at, of_weight in enumerate(needed[::2]) if of_weight]
     biases = [g.flatten(0, -2).sum(0) if of_bias else None for g, of_bias in zip(grads, needed[1::2], strict=True)]
     whole = partial(ctx.tp.comm.all_gather, axis="tp") if ctx.region == "gather" else _same
     found: list[Tensor | None] = [None] * len(weights)
-    if wanted and later and later.collecting:
-        later.put([weights[at] for at in wanted], x, whole, [grads[at] for at in wanted])
+    if wanted and handover:
+        handover.give(Factors(tuple(weights[at] for at in wanted), x, whole, tuple(grads[at] for at in wanted)))
     elif wanted:
         rows = whole(x).flatten(0, -2)
         for at in wanted:

@@ -4,7 +4,7 @@ Autograd runs per unit: its input is detached, its graph ends at its output. So 
 and discarding are steps of the visible loops of `Stage`, without module hooks. A unit boundary is a recompute boundary.
 
 There is no leaf parameter and no `.grad`: a weight enters a unit through `_GetWeight`, whose backward adds the
-gradient to the bucket.
+gradient to the bucket. Products do not make gradients of their weights but hand over what they are made of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from trigrid.blueprint.buckets import UnitBuckets
-from trigrid.engine.later import PutOff, WeightQueue
+from trigrid.engine.handover import Factors, Handover
 from trigrid.engine.zero import Bucket
 
 
@@ -65,6 +65,9 @@ class Place(NamedTuple):
     def add_gradient(self, gradient: Tensor) -> None:
         self.bucket.add_gradient(self.first, self.last, gradient)
 
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        self.bucket.add_product(self.first, self.last, left, right)
+
 
 def joined(places: Mapping[str, Place], together: Iterable[Sequence[str]]) -> dict[str, Place]:
     """`places` by role, where those roles that are asked for `together` are one, called "q+k+v", if they lie one after
@@ -84,17 +87,17 @@ def _neighbours(places: Sequence[Place]) -> bool:
 
 
 class _Later(NamedTuple):
-    """What an input backward leaves for the weight backward: products with the places of their weights, and gradients
+    """What an input backward leaves for the weight backward: factors with the places of their weights, and gradients
     that were cheap enough to be computed at once."""
 
-    products: list[tuple[tuple[Place, ...], PutOff]]
+    factors: list[tuple[tuple[Place, ...], Factors]]
     gradients: list[tuple[Place, Tensor]]
 
 
 class RunUnit:
     """A unit with its function and the places of its weights by role. `Stage` opens the buckets.
 
-    queue: where its products put off the gradients of their weights, for schedules that split backwards.
+    handover: from the products of its function.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class RunUnit:
         function: UnitFunction,
         places: Mapping[str, Place],
         recompute: bool,
-        queue: WeightQueue | None,
+        handover: Handover,
     ):
         self.name = placed.unit.name
         self.embeds = placed.unit.kind == "embedding"
@@ -112,7 +115,7 @@ class RunUnit:
         self._function = function
         self._places = places
         self._recompute = recompute
-        self._queue = queue
+        self._handover = handover
         self._saved: dict[int, _Saved] = {}
         self._later: dict[int, _Later] = {}
         self._aside: list[tuple[Place, Tensor]] | None = None
@@ -137,22 +140,20 @@ class RunUnit:
     def backward(self, gradient: Tensor, index: int) -> Tensor | None:
         """Gradient of the output → gradient of the input (None for the embedding); weights' gradients go to the
         buckets."""
-        saved = self._saved.pop(index)
-        edge = saved.edge
-        if edge is None:
-            edge = get_gradient_edge(self._with_graph(saved.x, saved.microbatch))
-        torch.autograd.backward([edge], [gradient])
-        return saved.x.grad
+        with self._handover.to(lambda factors: _multiply(self._places_of(factors), factors)):
+            return self._through(gradient, index)
 
     def input_backward(self, gradient: Tensor, index: int) -> Tensor | None:
         """As `backward`, but the weights' gradients wait for `weight_backward`."""
-        assert self._queue is not None
-        self._aside = []
-        with self._queue.collect() as put_off:
-            into = self.backward(gradient, index)
-        # While the weights are here: what is put off keeps none of them.
-        products = [(tuple(map(self._place_of, item.weights)), item._replace(weights=())) for item in put_off]
-        self._later[index] = _Later(products, self._aside)
+        later = self._later[index] = _Later([], [])
+
+        def put_off(factors: Factors) -> None:
+            # What is put off keeps no weights, which may be given up.
+            later.factors.append((self._places_of(factors), factors._replace(weights=())))
+
+        self._aside = later.gradients
+        with self._handover.to(put_off):
+            into = self._through(gradient, index)
         self._aside = None
         return into
 
@@ -161,10 +162,16 @@ class RunUnit:
         later = self._later.pop(index)
         for place, gradient in later.gradients:
             place.add_gradient(gradient)
-        for places, item in later.products:
-            rows = item.whole(item.x).flatten(0, -2)
-            for place, grad in zip(places, item.grads, strict=True):
-                place.add_gradient(grad.flatten(0, -2).t() @ rows)
+        for places, factors in later.factors:
+            _multiply(places, factors)
+
+    def _through(self, gradient: Tensor, index: int) -> Tensor | None:
+        saved = self._saved.pop(index)
+        edge = saved.edge
+        if edge is None:
+            edge = get_gradient_edge(self._with_graph(saved.x, saved.microbatch))
+        torch.autograd.backward([edge], [gradient])
+        return saved.x.grad
 
     @property
     def under_way(self) -> bool:
@@ -174,8 +181,8 @@ class RunUnit:
     def queued(self) -> list[Tensor]:
         """Every tensor that waits for a weight backward."""
         later = self._later.values()
-        products = [t for held in later for _, item in held.products for t in (item.x, *item.grads)]
-        return products + [gradient for held in later for _, gradient in held.gradients]
+        factors = [t for held in later for _, item in held.factors for t in (item.x, *item.grads)]
+        return factors + [gradient for held in later for _, gradient in held.gradients]
 
     def take_gradient(self, place: Place, gradient: Tensor) -> None:
         """The gradient of a weight, from its graph."""
@@ -184,12 +191,15 @@ class RunUnit:
         else:
             place.add_gradient(gradient)
 
+    def _places_of(self, factors: Factors) -> tuple[Place, ...]:
+        return tuple(map(self._place_of, factors.weights))
+
     def _place_of(self, weight: Tensor) -> Place:
+        offset = weight.storage_offset()
         for place in self._places.values():
-            bucket = place.bucket
-            if bucket.owns(weight) and bucket.layout.entries[place.first].offset == weight.storage_offset():
+            if place.bucket.layout.entries[place.first].offset == offset and place.bucket.owns(weight):
                 return place
-        raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {weight.storage_offset()}")
+        raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {offset}")
 
     def _with_graph(self, x: Tensor, microbatch: Microbatch) -> Tensor:
         with torch.enable_grad(), self._never_saving_weights():
@@ -217,6 +227,12 @@ class RunUnit:
             return view
 
         return saved_tensors_hooks(pack, unpack)
+
+
+def _multiply(places: Sequence[Place], factors: Factors) -> None:
+    rows = factors.whole(factors.x).flatten(0, -2)
+    for place, grad in zip(places, factors.grads, strict=True):
+        place.add_product(grad.flatten(0, -2).t(), rows)
 
 
 class _Weights(Mapping[str, Tensor]):

@@ -192,12 +192,30 @@ class Bucket:
 
     def add_gradient(self, first: int, last: int, gradient: Tensor) -> None:
         """That of `weight(first, last)`."""
-        part = self._rows(self._gradients if self._transient is None else self._transient, first, last)
-        if first in self._blank:
-            self._blank.difference_update(range(first, last + 1))
+        part, blank = self._gradient(first, last)
+        if blank:
             part.copy_(gradient)
         else:
             part.add_(gradient)
+
+    def add_product(self, first: int, last: int, left: Tensor, right: Tensor) -> None:
+        """The same of left · right; where formats are the same nothing else is written than what is there."""
+        part, blank = self._gradient(first, last)
+        if part.dtype != left.dtype:
+            product = left @ right
+            part.copy_(product) if blank else part.add_(product)
+        elif blank:
+            torch.mm(left, right, out=part)
+        else:
+            torch.addmm(part, left, right, out=part)
+
+    def _gradient(self, first: int, last: int) -> tuple[Tensor, bool]:
+        """Where that of `weight(first, last)` is, and whether nothing has been written there."""
+        part = self._rows(self._gradients if self._transient is None else self._transient, first, last)
+        blank = first in self._blank
+        if blank:
+            self._blank.difference_update(range(first, last + 1))
+        return part, blank
 
     def close_gradients(self) -> None:
         """After the backward of its units: reduce what the policy says; after the last, start the step's reduction."""

@@ -38,18 +38,20 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        rstd = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        mean: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        rstd = mean.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
-        return (wide * rstd * weight).to(x.dtype)
+        return (wide * rstd).mul_(weight).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, rstd = ctx.saved_tensors
         normal, wide = x * rstd, grad.to(rstd.dtype)
-        of_weight = (wide * normal).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        parts = wide * normal
+        of_weight = parts.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, of_weight, None
-        into = wide * weight
-        into = (into - normal * (into * normal).mean(-1, keepdim=True)).mul_(rstd)
+        mean = (parts @ weight.to(parts.dtype)).div_(x.shape[-1]).unsqueeze(-1)
+        into = torch.mul(wide, weight, out=parts).addcmul_(normal, mean, value=-1).mul_(rstd)
         return into.to(x.dtype), of_weight, None

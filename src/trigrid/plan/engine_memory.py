@@ -144,7 +144,7 @@ class EngineMemory(Memory):
         return self._use(setup, rank, chunks, bound(setup, rank, chunks, self.boundary_bytes(setup)))
 
     def use_of(self, setup: Setup, rank: int, mine: Turns, splits: bool) -> StageUse:
-        """The same of a rank that does `mine`; splits: its products can put off the gradients of their weights."""
+        """The same of a rank that does `mine`; splits: its products put off the gradients of their weights."""
         return self._replayed(setup, rank, self._of_rank(setup, rank, splits), mine)
 
     def _of_rank(self, setup: Setup, rank: int, splits: bool) -> list[Chunk]:

@@ -26,29 +26,18 @@ class Operations(Products):
             return self._one_kernel(x, x.size, tape.make(numbers / width * self.wide))
         full, narrow = numbers * self.wide, self.compute < self.wide
         wide = tape.make(full) if narrow else tape.share(x)
-        tape.work(full)
         scale = tape.make(numbers / width * self.wide)
         normal = tape.make(full)
-        out = tape.make(full)
-        tape.drop(normal)
-        if narrow:
-            tape.drop(out)
-            out = tape.make(x.size)
-            tape.work(full)
-        tape.drop(wide)
+        out = tape.make(x.size) if narrow else tape.share(normal)
+        tape.drop(normal, wide)
 
         def back() -> Gradients:
             gradient = tape.take(out)
             normal = tape.make(full)
             wide = tape.make(full) if narrow else tape.share(gradient)
-            tape.work(full)
             into = tape.make(full)
-            tape.work(full)
-            away = tape.make(full)
-            rest = tape.make(full)
-            tape.drop(into, away)
-            found = tape.make(x.size) if narrow else tape.share(rest)
-            tape.drop(normal, wide, rest, gradient)
+            found = tape.make(x.size) if narrow else tape.share(into)
+            tape.drop(normal, wide, into, gradient)
             return [(x, found)]
 
         tape.record(back, x, scale)
@@ -280,12 +269,12 @@ class Operations(Products):
         return left
 
     def loss(self, logits: Storage) -> Storage:
-        """Cross-entropy; the softmax becomes the logits' gradient."""
+        """Cross-entropy; the exponentials become the logits' gradient."""
         tape, tokens = self.tape, self.cut.tokens
         in_place = self.compute == self.wide
         softmax = tape.share(logits) if in_place else tape.make(logits.size / self.compute * self.wide)
         tape.work((2 * PLACE + 4 * self.wide) * tokens)
-        labels = tape.make((PLACE + 1 + self.wide) * tokens)
+        labels = tape.make((PLACE + 1 + 2 * self.wide) * tokens)
         out = tape.make(0)
 
         def back() -> Gradients:

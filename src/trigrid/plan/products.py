@@ -22,13 +22,12 @@ Layer = tuple[float, float]
 
 @dataclass(frozen=True)
 class Products:
-    """On one tape. compute: bytes of an element; splits: products can put off the gradients of their weights."""
+    """On one tape. compute: bytes of an element."""
 
     tape: Tape
     cut: Cut
     kernels: Kernels
     compute: int
-    splits: bool
 
     @property
     def wide(self) -> int:
@@ -128,22 +127,12 @@ class Products:
         return left
 
     def products(self, x: Storage, layers: Sequence[Layer]) -> list[Storage]:
-        if self.splits:
-            return self._products(self.tape.share, [x], layers, "")
-        return [self._product(x, out, weight) for out, weight in layers]
+        return self._products(self.tape.share, [x], layers, "")
 
-    def _product(self, x: Storage, size: float, weight: float) -> Storage:
-        tape = self.tape
-        out = tape.make(size)
-
-        def back() -> Gradients:
-            gradient = tape.take(out)
-            of_weight, found = tape.make(weight), tape.make(x.size)
-            tape.drop(gradient)
-            return [(x, found), (None, of_weight)]
-
-        tape.record(back, *((x,) if weight else ()))
-        return out
+    def beside(self, weight: float) -> float:
+        """Of a product that is a weight's gradient of so many bytes, what is made beside the bucket: all of it where
+        that has another format."""
+        return weight if self.compute < self.wide else 0.0
 
     def _products(self, make: Make, inputs: Sequence[Storage], layers: Sequence[Layer], region: str) -> list[Storage]:
         """Products that find again in backward what they are given by `make`."""
@@ -161,14 +150,13 @@ class Products:
         def back() -> Gradients:
             gradients = [tape.take(out) for out in outs]
             made, through = tape.apart(partial(make, *inputs), graph=True)
-            weights: list[Storage] = []
             wanted = [gradient for gradient, (_, weight) in zip(gradients, layers, strict=True) if weight]
             if wanted and tape.queue:
                 for storage in (made, *wanted):
                     tape.share(storage)
             elif wanted:
                 rows = tape.make(size) if more > 1 else tape.share(made)
-                weights = [tape.make(weight) for _, weight in layers]
+                tape.work(max(self.beside(weight) for _, weight in layers))
                 tape.drop(rows)
             into = tape.make(size)
             if len(layers) > 1:
@@ -190,7 +178,7 @@ class Products:
                     x.gradient = other
                 tape.drop(into)
             tape.drop(made, *gradients)
-            return [*found, *((None, weight) for weight in weights)]
+            return found
 
         tape.record(back, *inputs)
         return outs

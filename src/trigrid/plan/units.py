@@ -36,8 +36,8 @@ class Working(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of one model on one rank. compute: bytes of an element; recompute: what its stage runs again; splits: its
-    products can put off the gradients of their weights; frozen: roles of weights that have no gradient."""
+    """A unit of one model on one rank. compute: bytes of an element; recompute: what its stage runs again; splits:
+    its products put off the gradients of their weights; frozen: roles of weights that have no gradient."""
 
     spec: ModelSpec
     kernels: Kernels
@@ -64,7 +64,7 @@ class Unit:
         of_input, later, passed = self._backward(program, x.size, queue=True)
         rows = self.wide if self.kernels.regather and self.cut.sequence_parallel else 0.0
         largest = self._largest(kind)
-        of_weights = later + rows + largest if largest else later
+        of_weights = later + rows + self._on(tape).beside(largest) if largest else later
         return Working(kept, later, passed, forward, whole, of_input, of_weights)
 
     def _backward(self, program: Program, size: float, queue: bool) -> tuple[float, float, float]:
@@ -93,7 +93,7 @@ class Unit:
         return tape.most, left, gradient.size if gradient.owners else 0.0
 
     def _on(self, tape: Tape) -> Operations:
-        return Operations(tape, self.cut, self.kernels, self.compute, self.splits)
+        return Operations(tape, self.cut, self.kernels, self.compute)
 
     # Sizes
 
