@@ -15,7 +15,7 @@ from trigrid.blueprint import decoder
 from trigrid.blueprint.parameters import LocalParameter, localise
 from trigrid.engine.comm import Comm
 from trigrid.engine.loss import head_loss
-from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.tensor import Layer, TensorParallel
 from trigrid.grid import Grid
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec
@@ -56,7 +56,7 @@ def run(dtype: torch.dtype, chunks: int) -> tuple[Tensor, Tensor, Tensor, int]:
     labels_SB[:7, 0] = -100
     tp = TensorParallel(Comm(Grid(Layout()), 0), False)
     with Largest() as largest:
-        loss = head_loss(x_SBH, weight_VH, labels_SB, torch.tensor(0.01, dtype=dtype), head(), tp, chunks)
+        loss = head_loss(x_SBH, Layer(weight_VH), labels_SB, torch.tensor(0.01, dtype=dtype), head(), tp, chunks)
         (loss * 3).backward()
     assert x_SBH.grad is not None
     assert weight_VH.grad is not None

@@ -90,5 +90,5 @@ def queued_by_block(rank: int, job: Job) -> int:
     _forward(unit, job, Microbatch(tokens_SB, tokens_SB, torch.ones(())))
     saved = unit._saved[0].x
     unit.input_backward(torch.randn_like(saved), 0)
-    tensors = [t for _, item in unit._later[0].factors for t in (item.x, *item.grads)]
+    tensors = [t for item in unit._later[0].factors for t in (item.x, *item.grads)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())

@@ -1,17 +1,24 @@
 """How products hand over what the gradients of their weights are made of.
 
-The gradient of a weight is that of the product's output times its input. A product leaves both to whoever takes them:
-to be multiplied at once, onto what its bucket holds already, or later, in a schedule that splits backwards (Qi 2023).
-So no gradient of a weight is there beside its bucket, and no product is computed twice.
+The gradient of a weight is that of the product's output times its input. The two are multiplied onto what the weight's
+bucket holds already, at once or, in a schedule that splits backwards (Qi 2023), later. So no gradient of a weight is
+there beside its bucket, and no product is computed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class Sink(Protocol):
+    """Where the gradient of a weight goes."""
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """left · right, to what is there."""
 
 
 class Factors(NamedTuple):
@@ -21,28 +28,35 @@ class Factors(NamedTuple):
     of their outputs.
     """
 
-    weights: tuple[Tensor, ...]
+    sinks: tuple[Sink, ...]
     x: Tensor
     whole: Callable[[Tensor], Tensor]
     grads: tuple[Tensor, ...]
 
+    def multiply(self) -> None:
+        rows = self.whole(self.x).flatten(0, -2)
+        for sink, grad in zip(self.sinks, self.grads, strict=True):
+            sink.add_product(grad.flatten(0, -2).t(), rows)
+
 
 class Handover:
-    """From the products of a rank to the unit whose backward runs."""
+    """From the products of a rank: multiplied at once, unless somebody collects them for later."""
 
     def __init__(self) -> None:
-        self._take: Callable[[Factors], None] | None = None
+        self._collected: list[Factors] | None = None
 
     @contextmanager
-    def to(self, take: Callable[[Factors], None]) -> Iterator[None]:
-        """Meanwhile `take` is given all factors."""
-        assert self._take is None
-        self._take = take
+    def into(self, collected: list[Factors]) -> Iterator[None]:
+        """Meanwhile all are put there."""
+        assert self._collected is None
+        self._collected = collected
         try:
             yield
         finally:
-            self._take = None
+            self._collected = None
 
     def give(self, factors: Factors) -> None:
-        assert self._take is not None, "nobody takes what gradients of weights are made of"
-        self._take(factors)
+        if self._collected is None:
+            factors.multiply()
+        else:
+            self._collected.append(factors)

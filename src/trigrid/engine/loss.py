@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.comm import Collectives
-from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.tensor import Layer, TensorParallel
 
 
 def head_loss(
     x_SBH: Tensor,
-    weight_VH: Tensor,
+    head: Layer,
     labels_SB: Tensor,
     scale: Tensor,
     local: LocalParameter,
@@ -32,9 +32,9 @@ def head_loss(
     padding. chunks: pieces of the sequence; more than one bounds the logits to a piece, computed again in backward.
     """
     if chunks == 1:
-        (logits_SBV,) = tp.products(x_SBH, [(weight_VH, None)])
+        (logits_SBV,) = tp.products(x_SBH, [head])
         return _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], tp.comm)  # type: ignore[no-untyped-call, no-any-return]
-    return _InChunks.apply(x_SBH, weight_VH, labels_SB, scale, local.box[0], tp.comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
+    return _InChunks.apply(x_SBH, head.weight, labels_SB, scale, local.box[0], tp.comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Softmax(NamedTuple):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,22 +18,32 @@ from torch.autograd.function import once_differentiable
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.again import Make, through, with_graph
 from trigrid.engine.comm import Collectives
-from trigrid.engine.handover import Factors, Handover
+from trigrid.engine.handover import Factors, Handover, Sink
 
 Region = Literal["gather", "copy"]
-Layer = tuple[Tensor, Tensor | None]
-"""Weight and bias."""
+
+
+class Layer(NamedTuple):
+    """sink: takes the gradient of the weight, which then is in no graph."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    sink: Sink | None = None
 
 
 class TensorParallel:
     """The tensor-parallel regions of one rank, and its products. handover: takes what gradients of their weights are
-    made of; without it they are made by autograd."""
+    made of."""
 
     def __init__(
-        self, comm: Collectives, sequence_parallel: bool, regather: bool = False, handover: Handover | None = None
+        self,
+        comm: Collectives,
+        sequence_parallel: bool,
+        regather: bool = False,
+        handover: Handover | None = None,
     ):
         self.comm = comm
-        self.handover = handover
+        self.handover = handover or Handover()
         self.size, self.index = comm.group("tp").size, comm.group("tp").index
         self.sequence_parallel = sequence_parallel and self.size > 1
         self.regather = regather
@@ -93,9 +102,10 @@ class TensorParallel:
 
     def products(self, x: Tensor, layers: Iterable[Layer]) -> tuple[Tensor, ...]:
         """`x` through each of `layers`, outside of any region."""
-        if self.handover:
+        layers = list(layers)
+        if any(layer.sink for layer in layers):
             return self._products(_same, [x], layers, None)
-        return tuple(F.linear(x, weight, bias) for weight, bias in layers)
+        return tuple(F.linear(x, layer.weight, layer.bias) for layer in layers)
 
     def _products(
         self,
@@ -104,7 +114,9 @@ class TensorParallel:
         layers: Iterable[Layer],
         region: Region | None,
     ) -> tuple[Tensor, ...]:
-        return _Products.apply(make, self, region, len(inputs), *inputs, *chain(*layers))  # type: ignore[no-untyped-call, no-any-return]
+        weights, biases, sinks = zip(*layers, strict=True)
+        assert not any(weight.requires_grad for weight in weights), "a product in backward has no sink for a gradient"
+        return _Products.apply(make, self, region, sinks, weights, len(inputs), *inputs, *biases)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _side_by_side(outputs: tuple[Tensor, ...]) -> Tensor:
@@ -171,27 +183,39 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, make: Make, tp: TensorParallel, region: Region | None, count: int, *tensors: Tensor | None
+        ctx: Any,
+        make: Make,
+        tp: TensorParallel,
+        region: Region | None,
+        sinks: Sequence[Sink | None],
+        weights: Sequence[Tensor],
+        count: int,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        inputs, weights, biases = tensors[:count], tensors[count::2], tensors[count + 1 :: 2]
-        ctx.make, ctx.tp, ctx.region, ctx.count = make, tp, region, count
-        ctx.save_for_backward(*inputs, *weights)
+        inputs, biases = tensors[:count], tensors[count:]
+        ctx.make, ctx.tp, ctx.region, ctx.sinks, ctx.count = make, tp, region, sinks, count
+        kept = inputs if make is not _same or any(sinks) else ()
+        ctx.save_for_backward(*weights, *kept)
         x = make(*inputs)
         if region == "gather":
             x = tp.comm.all_gather(x, "tp")
-        pairs = zip(weights, biases, strict=True)
-        return tuple(F.linear(x, weight, bias) for weight, bias in pairs if weight is not None)
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[4:]
-        inputs, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needed = ctx.needs_input_grad[6:]
+        of_inputs, of_biases = needed[: ctx.count], needed[ctx.count :]
+        weights, inputs = ctx.saved_tensors[: len(grads)], ctx.saved_tensors[len(grads) :]
         plain = ctx.make is _same
-        leaves, made = ([], inputs[0]) if plain else with_graph(ctx.make, inputs, needed[: ctx.count])
-        layers = _gradients_of_layers(ctx, weights, made.detach(), grads, needed[ctx.count :])
+        if not plain:
+            leaves, made = with_graph(ctx.make, inputs, of_inputs)
+        if any(ctx.sinks):
+            # Detached: what is put off must not keep a graph.
+            _hand_over(ctx, (inputs[0] if plain else made).detach(), grads)
+        biases = [g.flatten(0, -2).sum(0) if needed else None for g, needed in zip(grads, of_biases, strict=True)]
         found: list[Tensor | None] = [None] * ctx.count
-        if any(needed[: ctx.count]):
+        if any(of_inputs):
             into = grads[0] @ weights[0]
             for grad, weight in zip(grads[1:], weights[1:], strict=True):
                 into += grad @ weight
@@ -200,22 +224,11 @@ class _Products(torch.autograd.Function):
             elif ctx.region == "copy":
                 into = ctx.tp.comm.all_reduce(into, "tp")
             found = [into] if plain else through(leaves, made, into)
-        return None, None, None, None, *found, *layers
+        return None, None, None, None, None, None, *found, *biases
 
 
-def _gradients_of_layers(
-    ctx: Any, weights: Sequence[Tensor], x: Tensor, grads: Sequence[Tensor], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """Of each weight and its bias, where they are needed; what those of the weights are made of may be handed over."""
-    handover: Handover | None = ctx.tp.handover
-    wanted = [at for at, of_weight in enumerate(needed[::2]) if of_weight]
-    biases = [g.flatten(0, -2).sum(0) if of_bias else None for g, of_bias in zip(grads, needed[1::2], strict=True)]
+def _hand_over(ctx: Any, x: Tensor, grads: Sequence[Tensor]) -> None:
+    """What the weights' gradients are made of."""
     whole = partial(ctx.tp.comm.all_gather, axis="tp") if ctx.region == "gather" else _same
-    found: list[Tensor | None] = [None] * len(weights)
-    if wanted and handover:
-        handover.give(Factors(tuple(weights[at] for at in wanted), x, whole, tuple(grads[at] for at in wanted)))
-    elif wanted:
-        rows = whole(x).flatten(0, -2)
-        for at in wanted:
-            found[at] = grads[at].flatten(0, -2).t() @ rows
-    return list(chain(*zip(found, biases, strict=True)))
+    sinks, of_outputs = zip(*((sink, grad) for sink, grad in zip(ctx.sinks, grads, strict=True) if sink), strict=True)
+    ctx.tp.handover.give(Factors(sinks, x, whole, of_outputs))

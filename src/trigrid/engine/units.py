@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from trigrid.blueprint.buckets import UnitBuckets
-from trigrid.engine.handover import Factors, Handover
+from trigrid.engine.handover import Factors, Handover, Sink
 from trigrid.engine.zero import Bucket
 
 
@@ -87,10 +87,10 @@ def _neighbours(places: Sequence[Place]) -> bool:
 
 
 class _Later(NamedTuple):
-    """What an input backward leaves for the weight backward: factors with the places of their weights, and gradients
-    that were cheap enough to be computed at once."""
+    """What an input backward leaves for the weight backward: factors, and gradients that were cheap enough to be
+    computed at once."""
 
-    factors: list[tuple[tuple[Place, ...], Factors]]
+    factors: list[Factors]
     gradients: list[tuple[Place, Tensor]]
 
 
@@ -132,7 +132,7 @@ class RunUnit:
             self._saved[index] = _Saved(x, get_gradient_edge(y), microbatch)
             return y.detach()
         with torch.no_grad():
-            y = self._function(_Weights(self, self._places, None), x, microbatch)
+            y = self._function(Weights(self, self._places, None), x, microbatch)
         if keep:
             self._saved[index] = _Saved(x, None, microbatch)
         return y
@@ -140,20 +140,19 @@ class RunUnit:
     def backward(self, gradient: Tensor, index: int) -> Tensor | None:
         """Gradient of the output → gradient of the input (None for the embedding); weights' gradients go to the
         buckets."""
-        with self._handover.to(lambda factors: _multiply(self._places_of(factors), factors)):
-            return self._through(gradient, index)
+        saved = self._saved.pop(index)
+        edge = saved.edge
+        if edge is None:
+            edge = get_gradient_edge(self._with_graph(saved.x, saved.microbatch))
+        torch.autograd.backward([edge], [gradient])
+        return saved.x.grad
 
     def input_backward(self, gradient: Tensor, index: int) -> Tensor | None:
         """As `backward`, but the weights' gradients wait for `weight_backward`."""
         later = self._later[index] = _Later([], [])
-
-        def put_off(factors: Factors) -> None:
-            # What is put off keeps no weights, which may be given up.
-            later.factors.append((self._places_of(factors), factors._replace(weights=())))
-
         self._aside = later.gradients
-        with self._handover.to(put_off):
-            into = self._through(gradient, index)
+        with self._handover.into(later.factors):
+            into = self.backward(gradient, index)
         self._aside = None
         return into
 
@@ -162,16 +161,8 @@ class RunUnit:
         later = self._later.pop(index)
         for place, gradient in later.gradients:
             place.add_gradient(gradient)
-        for places, factors in later.factors:
-            _multiply(places, factors)
-
-    def _through(self, gradient: Tensor, index: int) -> Tensor | None:
-        saved = self._saved.pop(index)
-        edge = saved.edge
-        if edge is None:
-            edge = get_gradient_edge(self._with_graph(saved.x, saved.microbatch))
-        torch.autograd.backward([edge], [gradient])
-        return saved.x.grad
+        for factors in later.factors:
+            factors.multiply()
 
     @property
     def under_way(self) -> bool:
@@ -181,7 +172,7 @@ class RunUnit:
     def queued(self) -> list[Tensor]:
         """Every tensor that waits for a weight backward."""
         later = self._later.values()
-        factors = [t for held in later for _, item in held.factors for t in (item.x, *item.grads)]
+        factors = [t for held in later for item in held.factors for t in (item.x, *item.grads)]
         return factors + [gradient for held in later for _, gradient in held.gradients]
 
     def take_gradient(self, place: Place, gradient: Tensor) -> None:
@@ -191,21 +182,11 @@ class RunUnit:
         else:
             place.add_gradient(gradient)
 
-    def _places_of(self, factors: Factors) -> tuple[Place, ...]:
-        return tuple(map(self._place_of, factors.weights))
-
-    def _place_of(self, weight: Tensor) -> Place:
-        offset = weight.storage_offset()
-        for place in self._places.values():
-            if place.bucket.layout.entries[place.first].offset == offset and place.bucket.owns(weight):
-                return place
-        raise AssertionError(f"{self.name} has no weight {tuple(weight.shape)} at {offset}")
-
     def _with_graph(self, x: Tensor, microbatch: Microbatch) -> Tensor:
         with torch.enable_grad(), self._never_saving_weights():
             # A leaf that stays without gradient: it only makes autograd visit the weights.
             anchor = torch.zeros((), device=x.device, requires_grad=True)
-            return self._function(_Weights(self, self._places, anchor), x, microbatch)
+            return self._function(Weights(self, self._places, anchor), x, microbatch)
 
     def _never_saving_weights(self) -> AbstractContextManager[object]:
         """Autograd stores a handle in place of a gathered weight, or the storage would outlive `close`."""
@@ -229,13 +210,7 @@ class RunUnit:
         return saved_tensors_hooks(pack, unpack)
 
 
-def _multiply(places: Sequence[Place], factors: Factors) -> None:
-    rows = factors.whole(factors.x).flatten(0, -2)
-    for place, grad in zip(places, factors.grads, strict=True):
-        place.add_product(grad.flatten(0, -2).t(), rows)
-
-
-class _Weights(Mapping[str, Tensor]):
+class Weights(Mapping[str, Tensor]):
     """The weights of a unit by role.
 
     Each enters the graph when it is asked for, just before its use: of the nodes that are ready, autograd runs the one
@@ -250,6 +225,12 @@ class _Weights(Mapping[str, Tensor]):
         if self._anchor is None or place.bucket.frozen:
             return place.weight
         return _GetWeight.apply(self._anchor, self._unit, place)  # type: ignore[no-untyped-call, no-any-return]
+
+    def factor(self, role: str) -> tuple[Tensor, Sink | None]:
+        """The same weight outside of the graph, for a product that hands over what its gradient is made of, and where
+        that goes, if anywhere."""
+        place = self._places[role]
+        return place.weight, None if self._anchor is None or place.bucket.frozen else place
 
     def __contains__(self, role: object) -> bool:
         return role in self._places

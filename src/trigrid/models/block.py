@@ -12,7 +12,7 @@ from torch import Tensor
 from trigrid.engine.again import unkept
 from trigrid.engine.dropout import Dropout
 from trigrid.engine.tensor import Layer, TensorParallel
-from trigrid.engine.units import Microbatch
+from trigrid.engine.units import Microbatch, Weights
 from trigrid.models.attention import Attention, DocumentMasks, Drop
 from trigrid.models.norms import Norm
 from trigrid.spec.model import ModelSpec
@@ -97,13 +97,19 @@ class Block(ABC):
 
 
 def column_layers(w: Mapping[str, Tensor], *roles: str) -> Iterator[Layer]:
-    """Weight and bias of each of `roles`, or of all as one, asked for when its product is."""
+    """Each of `roles`, or all as one, with its bias, asked for when its product is."""
     if (together := "+".join(roles)) in w:
-        yield w[together], w.get("+".join(f"{role}_bias" for role in roles))
+        yield _layer(w, together, "+".join(f"{role}_bias" for role in roles))
     else:
-        yield from ((w[role], w.get(f"{role}_bias")) for role in roles)
+        yield from (_layer(w, role, f"{role}_bias") for role in roles)
 
 
 def row_layer(w: Mapping[str, Tensor], role: str) -> Iterator[Layer]:
     """The same of a layer whose bias, if there is one, is added after a sum."""
-    yield w[role], None
+    yield _layer(w, role)
+
+
+def _layer(w: Mapping[str, Tensor], role: str, bias: str = "") -> Layer:
+    # A graph of the compiler has weights alone.
+    weight, sink = w.factor(role) if isinstance(w, Weights) else (w[role], None)
+    return Layer(weight, w.get(bias), sink)

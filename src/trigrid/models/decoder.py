@@ -17,7 +17,7 @@ from trigrid.blueprint import Unit
 from trigrid.blueprint.parameters import LocalParameter
 from trigrid.engine.dropout import Dropout
 from trigrid.engine.loss import head_loss
-from trigrid.engine.tensor import TensorParallel
+from trigrid.engine.tensor import Layer, TensorParallel
 from trigrid.engine.units import Microbatch, UnitFunction
 from trigrid.models.attention import Attention, causal_attention
 from trigrid.models.block import Block, Ways, row_layer
@@ -102,7 +102,9 @@ class Decoder:
 
     def _head(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, local: LocalParameter) -> Tensor:
         labels_SB, scale = microbatch.labels_SB, microbatch.scale
-        return head_loss(self._final(w, x_SBH), w["head"], labels_SB, scale, local, self._tp, self._loss_chunks)
+        # In pieces its gradient is added up before it goes to its bucket.
+        head = next(row_layer(w, "head")) if self._loss_chunks == 1 else Layer(w["head"])
+        return head_loss(self._final(w, x_SBH), head, labels_SB, scale, local, self._tp, self._loss_chunks)
 
     def _final(self, w: Mapping[str, Tensor], x_SBH: Tensor) -> Tensor:
         return self._tp.enter(self._norm(*self._norm.inputs(w, "final_norm", x_SBH)))

@@ -146,10 +146,15 @@ class Products:
             tape.work(size / more)
         outs = [tape.make(out) for out, _ in layers]
         tape.drop(made)
+        plain, trained = make == tape.share, any(weight for _, weight in layers)
 
         def back() -> Gradients:
             gradients = [tape.take(out) for out in outs]
-            made, through = tape.apart(partial(make, *inputs), graph=True)
+            made, through = tape.make(0), None
+            if not plain:
+                made, through = tape.apart(partial(make, *inputs), graph=True)
+            elif trained:
+                made = tape.share(inputs[0])
             wanted = [gradient for gradient, (_, weight) in zip(gradients, layers, strict=True) if weight]
             if wanted and tape.queue:
                 for storage in (made, *wanted):
@@ -167,7 +172,7 @@ class Products:
             elif region == "copy":
                 tape.work(copied(size, self.cut.tp, self.kernels.gloo))
             found = [(inputs[0], into)]
-            if made not in inputs:
+            if through:
                 others = [x.gradient for x in inputs]
                 made.gradient = tape.share(into)
                 for x in inputs:
@@ -180,5 +185,5 @@ class Products:
             tape.drop(made, *gradients)
             return found
 
-        tape.record(back, *inputs)
+        tape.record(back, *(inputs if trained or not plain else ()))
         return outs
