@@ -106,7 +106,7 @@ def test_auto_for_what_does_not_fit_holds_no_more_than_1f1b() -> None:
     assert not named.fits()
     assert not auto.fits()
     for mine, theirs in zip(auto.stages, named.stages, strict=True):
-        # But for what a weight backward has of its own, which is no microbatch under way, and the allocator's part of it.
+        # But for what a weight backward has of its own, which is no microbatch under way, and the allocator's part.
         own, others = (
             held.memory.total_bytes - held.memory.ledger["transients"] - held.memory.ledger["allocator"]
             for held in (mine, theirs)
