@@ -19,22 +19,25 @@ PRODUCTS = ("mm", "addmm")
 
 
 class Products(TorchDispatchMode):
-    """Counts products of two matrices."""
+    """Counts products of two matrices; placed: those that are written to storages that were there before."""
 
-    count = 0
+    count = placed = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += func.overloadpacket.__name__ in PRODUCTS
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in PRODUCTS:
+            self.count += 1
+            self.placed += "out" in kwargs
+        return func(*args, **kwargs)
 
 
-def products_of_a_step(job: Job) -> int:
+def products_of_a_step(job: Job) -> Products:
     """For one microbatch."""
     engine = build_engine(job, Comm(grid_of(job), 0), torch.device("cpu"))
     tokens, labels = (share(rows, job, 0) for rows in batch(job, 0))
     with Products() as products:
         engine.accumulate(tokens, labels)
-    return products.count
+    return products
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,17 @@ def test_a_block_has_as_few_products_as_it_can(
     model: dict[str, object], frozen: tuple[str, ...], forward: int, backward: int
 ) -> None:
     job = small_job(named("tp1"), **model)
-    whole = replace(job.batch, micro_batch=job.batch.global_batch)
-    job = replace(job, optimizer=replace(job.optimizer, frozen=frozen), batch=whole)
+    job = replace(one_microbatch(job), optimizer=replace(job.optimizer, frozen=frozen))
     head = 3
-    assert products_of_a_step(job) == job.model.layers * (forward + backward) + head
+    assert products_of_a_step(job).count == job.model.layers * (forward + backward) + head
+
+
+@pytest.mark.parametrize(("precision", "placed"), [("fp32", 4), ("fp64", 4), ("bf16", 0)])
+def test_a_weights_gradient_is_written_where_it_stays(precision: str, placed: int) -> None:
+    """Where that has the format of the product."""
+    job = one_microbatch(small_job(named("tp1"), precision=precision))
+    assert products_of_a_step(job).placed == (job.model.layers * placed + 1 if placed else 0)
+
+
+def one_microbatch(job: Job) -> Job:
+    return replace(job, batch=replace(job.batch, micro_batch=job.batch.global_batch))
