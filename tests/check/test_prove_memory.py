@@ -89,6 +89,7 @@ def test_the_peak_is_the_planners(zero: int, recompute: str, schedule: str, pp: 
 
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
+LONG: dict[str, object] = {"documents": True, "sequence": 512, "micro_batch": 1}
 OTHERS: dict[str, tuple[int, int, dict[str, object]]] = {
     "gpipe, fp32": (0, 4, {"schedule": "gpipe", "zero": 1, "recompute": "full", "run": {"precision": "fp32"}}),
     "zbv, fp64": (0, 4, {"schedule": "zbv", "virtual_stages": 2, "zero": 2, "run": {"precision": "fp64"}}),
@@ -103,6 +104,11 @@ OTHERS: dict[str, tuple[int, int, dict[str, object]]] = {
     "a V, tied": (0, 4, {"spec": QWEN, "zero": 1, "schedule": "zbv", "virtual_stages": 2, "recompute": "full"}),
     "shared buckets, reduced once": (0, 3, {"bucket_numel": 10**6, "zero": 1, "recompute": "full"}),
     "documents": (1, 3, {"documents": True, "zero": 2, "micro_batch": 1}),
+    "documents, long": (0, 3, {**LONG, "zero": 1}),
+    "documents, run again": (0, 3, {**LONG, "zero": 1, "recompute": "full"}),
+    "documents, two stages a rank": (0, 4, {**LONG, "schedule": "interleaved", "virtual_stages": 2, "zero": 0}),
+    "documents, backwards in halves": (0, 3, {**LONG, "schedule": "zb-h1", "zero": 2, "recompute": "selective"}),
+    "documents, dropped scores": (1, 3, {**LONG, "zero": 1, "run": DROPOUT}),
     "pieces of the loss": (1, 3, {"loss_chunks": 4, "zero": 1, "schedule": "zb-h1"}),
     "gathered again": (0, 3, {"regather": True, "zero": 2, "recompute": "selective", "schedule": "zb-h1"}),
     "uneven, by stage": (0, 4, {"stage_layers": (3, 1), "recompute": ("full", "none"), "zero": 1}),

@@ -63,10 +63,12 @@ def test_blocks_share_a_mask_as_long_as_one_keeps_it() -> None:
     documents_SB = torch.tensor([[0], [0], [1]])
     microbatch = Microbatch(documents_SB, documents_SB, torch.ones(()), documents_SB)
     masks = DocumentMasks()
-    kept = masks.of(microbatch)
+    kept = masks.of(microbatch, torch.bfloat16)
     assert kept is not None
-    assert kept[0, 0].tolist() == [[True, False, False], [True, True, False], [False, False, True]]
-    assert masks.of(microbatch) is kept
+    assert kept.dtype == torch.bfloat16
+    far = -torch.inf
+    assert kept[0, 0].tolist() == [[0.0, far, far], [0.0, 0.0, far], [far, far, 0.0]]
+    assert masks.of(microbatch, torch.bfloat16) is kept
     storage = torch.multiprocessing.reductions.StorageWeakRef(kept.untyped_storage())
     del kept
     gc.collect()

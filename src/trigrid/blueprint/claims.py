@@ -287,8 +287,7 @@ def _attend(spec: ModelSpec) -> Attend:
 def _scores(spec: ModelSpec, kernels: Kernels) -> list[Saved]:
     """What the attention itself keeps: the log-sum-exp, or the softmax and, with dropout, its mask and output."""
     if kernels.fused_attention:
-        mask = [Saved("mask", 1, "compute", "none", scores=True)] if kernels.documents else []
-        return [Saved("log_sum_exp", spec.heads, "fp32", "tp"), *mask]
+        return [Saved("log_sum_exp", spec.heads, "fp32", "tp")]
     found = [Saved("softmax", spec.heads, "compute", "tp", scores=True, dropped=True)]
     if kernels.dropout:
         found += [

@@ -34,7 +34,7 @@ class Kernels:
     again in backward. selective: what
     selective recomputation runs again: "attention" its core, "alternate" every second product and all between, "cheap"
     its core and, but for what a collective gathered, the inputs of products that a norm or an activation made.
-    documents: tokens attend within their documents, and fused attention keeps a mask of numbers.
+    documents: tokens attend within their documents, by a mask that is added to the scores.
     hashed_dropout, hashed_scores: dropout of hidden states, and of the attention's probabilities, whose masks are made
     again and not kept. gloo: collectives are gloo's, see `plan.backend`.
     """

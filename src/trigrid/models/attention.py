@@ -23,9 +23,9 @@ class Drop(NamedTuple):
 
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Drop | None, bool], Tensor]
-"""(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, again) → o_BNSD; M KV heads serve N query heads. The mask is true where a
-query (row) may see a key (column); without one a query sees the keys up to its own place. again: whatever is S² large
-is not kept but made again in backward; fused kernels always do so."""
+"""(q_BNSD, k_BMSD, v_BMSD, mask_B1SS, drop, again) → o_BNSD; M KV heads serve N query heads. The mask is added to the
+scores: 0 where a query (row) may see a key (column), else −∞; without one a query sees the keys up to its own place.
+again: whatever is S² large is not kept but made again in backward; fused kernels always do so."""
 
 
 def causal_attention(
@@ -75,10 +75,13 @@ class _Unfused(torch.autograd.Function):
 
 
 def _probabilities(q_BNSD: Tensor, k_BMSD: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-    places_S = torch.arange(k_BMSD.shape[2], device=k_BMSD.device)
-    seen = places_S[:, None] >= places_S if mask_B1SS is None else mask_B1SS
     scores_BMTS = _grouped(q_BNSD * q_BNSD.shape[-1] ** -0.5, k_BMSD.shape[1]) @ k_BMSD.mT
-    scores_BNSS = scores_BMTS.view(*q_BNSD.shape[:3], -1).masked_fill_(~seen, -torch.inf)
+    scores_BNSS = scores_BMTS.view(*q_BNSD.shape[:3], -1)
+    if mask_B1SS is None:
+        places_S = torch.arange(k_BMSD.shape[2], device=k_BMSD.device)
+        scores_BNSS.masked_fill_(places_S[:, None] < places_S, -torch.inf)
+    else:
+        scores_BNSS += mask_B1SS
     return scores_BNSS.softmax(-1)
 
 
@@ -92,21 +95,23 @@ class DocumentMasks:
     """The masks of microbatches whose tokens attend within their documents.
 
     All blocks share the mask of a microbatch for as long as one of them keeps it for its backward; without a backward
-    each block makes its own. So masks take S² bytes for each row in flight, whatever the number of layers.
+    each block makes its own. It has the format of the scores, since kernels take another one to that, and keep it, in
+    each block: so masks take S² elements for each row in flight, whatever the number of layers.
     """
 
     def __init__(self) -> None:
         self._masks: WeakKeyDictionary[Microbatch, ReferenceType[Tensor]] = WeakKeyDictionary()
 
-    def of(self, microbatch: Microbatch) -> Tensor | None:
-        """mask_B1SS, or None for a microbatch without documents."""
+    def of(self, microbatch: Microbatch, dtype: torch.dtype) -> Tensor | None:
+        """mask_B1SS for queries of `dtype`, or None for a microbatch without documents."""
         if microbatch.documents_SB is None:
             return None
         known = self._masks.get(microbatch)
         mask_B1SS = known() if known else None
         if mask_B1SS is None:
             documents_BS = microbatch.documents_SB.t()
-            same_B1SS = (documents_BS[:, :, None] == documents_BS[:, None, :])[:, None]
-            mask_B1SS = torch.tril(same_B1SS)
+            seen_B1SS = (documents_BS[:, :, None] == documents_BS[:, None, :])[:, None].tril_()
+            hidden = torch.full(seen_B1SS.shape, -torch.inf, dtype=dtype, device=seen_B1SS.device)
+            mask_B1SS = hidden.masked_fill_(seen_B1SS, 0.0)
             self._masks[microbatch] = ref(mask_B1SS)
         return mask_B1SS

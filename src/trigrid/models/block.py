@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trigrid.engine.again import unkept
@@ -45,11 +46,11 @@ class Block(ABC):
         self._norm = Norm(spec)
 
     def __call__(self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, ways: Ways) -> Tensor:
-        return self.compute(w, x_SBH, microbatch, self.prepare(microbatch), ways)
+        return self.compute(w, x_SBH, microbatch, self.prepare(microbatch, x_SBH.dtype), ways)
 
-    def prepare(self, microbatch: Microbatch) -> Tensor | None:
+    def prepare(self, microbatch: Microbatch, dtype: torch.dtype) -> Tensor | None:
         """What all blocks share of a microbatch is made, where it is not there yet; returns its mask_B1SS."""
-        return self._masks.of(microbatch)
+        return self._masks.of(microbatch, dtype)
 
     def compute(
         self, w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch, mask_B1SS: Tensor | None, ways: Ways

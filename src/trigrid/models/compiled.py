@@ -47,7 +47,7 @@ class CompiledBlock:
         run, plain = self._runs[ways.selective], replace(ways, selective=False)
 
         def call(w: Mapping[str, Tensor], x_SBH: Tensor, microbatch: Microbatch) -> Tensor:
-            mask_B1SS = self._block.prepare(microbatch)
+            mask_B1SS = self._block.prepare(microbatch, x_SBH.dtype)
             # Without gradients there is one graph, whoever may ask for one of its input later.
             x_SBH = x_SBH if torch.is_grad_enabled() else x_SBH.detach()
             return run({role: w[role] for role in w}, x_SBH, microbatch, mask_B1SS, plain)

@@ -27,9 +27,9 @@ class LlamaBlock(Block):
         self._rope = Rope(spec, dtype, device)
         self._norms_heads = spec.qk_norm
 
-    def prepare(self, microbatch: Microbatch) -> Tensor | None:
+    def prepare(self, microbatch: Microbatch, dtype: torch.dtype) -> Tensor | None:
         self._rope.tables(microbatch.tokens_SB.shape[0])
-        return super().prepare(microbatch)
+        return super().prepare(microbatch, dtype)
 
     def _place(
         self, w: Mapping[str, Tensor], qkv_SBED: Tensor, heads: tuple[int, int, int], selective: bool

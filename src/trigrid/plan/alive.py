@@ -99,6 +99,14 @@ class Line(NamedTuple):
     embeds: bool
 
 
+class Shared(NamedTuple):
+    """Bytes that the blocks of a stage keep together of one microbatch, from the first one's forward to its backward,
+    and while that makes them."""
+
+    kept: float = 0.0
+    making: float = 0.0
+
+
 class Chunk(NamedTuple):
     """A stage. kept: from forward to backward; later: from the backward of the input to that of the weights; moments:
     of each kind of action, before it begins a reduction of its own, and from there on, where it does; last: of the last
@@ -218,14 +226,17 @@ class _Stage:
     """units: by kind; boundary: bytes that units hand on; arrives: of the gradient that a stage behind has sent, which
     is there during a whole backward."""
 
-    def __init__(self, line: Line, units: Mapping[str, Working], zero: Zero, boundary: float):
-        self.line, self.units, self.zero, self.boundary = line, units, zero, boundary
+    def __init__(self, line: Line, units: Mapping[str, Working], zero: Zero, boundary: float, shared: Shared):
+        self.line, self.units, self.zero, self.boundary, self.shared = line, units, zero, boundary, shared
         self.arrives = 0.0 if line.kinds[-1][0] == HEAD else boundary
 
     def forwards(self) -> Iterator[Moment]:
-        kept, number = 0.0, 0
+        kept, number, shared = 0.0, 0, self.shared.kept
         for kind, count in self.line.kinds:
             unit = self.units[kind]
+            if shared and kind != EMBEDDING:
+                yield _moment(kind, kept, 0.0, self.boundary + self.shared.making + self.line.forward[number], 0.0)
+                kept, shared = kept + shared, 0.0
             for i in self._some(count):
                 before = kept + i * unit.kept
                 yield _moment(kind, before, unit.kept, unit.forward + self.line.forward[number + i], 0.0)
@@ -235,6 +246,8 @@ class _Stage:
         """Of a backward, whole or of one half, and whether it has begun a reduction."""
         line, reduced, pending, begun = self.line, 0.0, 0.0, False
         left = sum(count * self._held(name, kind) for name, count in line.kinds)
+        shared = 0.0 if kind is Kind.WEIGHT else self.shared.kept
+        left += shared
         number = len(line.own)
         arrives, halves = 0.0, kind is Kind.WEIGHT
         if halves:
@@ -263,9 +276,9 @@ class _Stage:
                     closing = line.closing[at] + waits + (line.waits[at] if last else 0.0)
                     # What a unit gives to the one before it; an embedding's own gradient stays until it has left.
                     into = self.boundary if (kind is Kind.BACKWARD) != (name == EMBEDDING) else 0.0
-                    rest += self._arrives(kind)
+                    rest += self._arrives(kind) - (shared if at == self._first_block else 0.0)
                     yield begun, _moment(name, rest, 0.0, into + ahead + closing, self._arrives(kind))
-            left -= count * (held - stays)
+            left -= count * (held - stays) + (shared if number - count == self._first_block else 0.0)
             if last:
                 reduced += sum(line.waits[number - count : number])
             arrives, number = self._arrives(kind), number - count
@@ -275,6 +288,10 @@ class _Stage:
         if kind is Kind.INPUT and self.units[self.line.kinds[-1][0]].passed:
             return 0.0
         return 0.0 if kind is Kind.WEIGHT else self.arrives
+
+    @property
+    def _first_block(self) -> int:
+        return int(self.line.kinds[0][0] == EMBEDDING)
 
     def _held(self, name: str, kind: Kind) -> float:
         unit = self.units[name]
@@ -294,10 +311,10 @@ def _moment(name: str, rest: float, kept: float, working: float, arrived: float)
     return Moment(rest + working, rest + (0.0 if head else kept), working if head else 0.0, arrived, name)
 
 
-def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float, splits: bool) -> Chunk:
+def chunk(line: Line, units: Mapping[str, Working], zero: Zero, boundary: float, splits: bool, shared: Shared) -> Chunk:
     """units: by kind; boundary: bytes that units hand on; splits: there are backwards in halves."""
-    stage = _Stage(line, units, zero, boundary)
-    kept = sum(count * units[name].kept for name, count in line.kinds)
+    stage = _Stage(line, units, zero, boundary, shared)
+    kept = shared.kept + sum(count * units[name].kept for name, count in line.kinds)
     later = sum(count * units[name].later for name, count in line.kinds)
     if line.embeds:
         later += units[EMBEDDING].kept + boundary

@@ -13,6 +13,7 @@ from trigrid.plan.alive import (
     Chunk,
     Fullest,
     Moment,
+    Shared,
     Sizes,
     Turns,
     Zero,
@@ -82,20 +83,31 @@ class EngineMemory(Memory):
         splits = setup.schedule in SPLIT_BACKWARD
         units = [(self.working(kind, cut, setup.recompute, True), count) for kind, count in kinds]
         kept, later = (sum(count * unit[i] for unit, count in units) for i in (0, 1))
+        kept += self._shared(cut, setup.recompute).kept
         working = max((unit.of_input if splits else unit.whole for unit, _ in units), default=0.0)
         return kept, working, later
 
-    def _stage(self, setup: Setup, stage: int, splits: bool) -> Chunk:
+    def _shared(self, cut: Cut, recompute: str) -> Shared:
+        """The mask of documents, a rank's first stage that keeps one for all of them. Blocks that are run again make
+        their own."""
+        if not self.software.kernels.documents or recompute == "full":
+            return Shared()
+        numbers, compute = cut.tokens * cut.sequence, self.software.policy.compute
+        return Shared(numbers * compute, numbers * (compute + 1))
+
+    def _stage(self, setup: Setup, stage: int, splits: bool, shares: bool) -> Chunk:
+        """shares: what its blocks share of a microbatch is not there before."""
         kinds, setup = self.units_of_stages(setup)[stage], setup.at(stage)
         assert isinstance(setup.recompute, str)
         zero = self._zero(setup)
         tied_before = kinds[-1][0] == HEAD and setup.holder(0) == setup.holder(stage)
-        key = (kinds, setup.cut, setup.recompute, zero, splits, setup.ep, setup.bucket_numel, tied_before)
+        shared = self._shared(setup.cut, setup.recompute) if shares else Shared()
+        key = (kinds, setup.cut, setup.recompute, zero, splits, setup.ep, setup.bucket_numel, tied_before, shared)
         found = self._chunks.get(key)
         if found is None:
             units = {kind: self.working(kind, setup.cut, setup.recompute, splits) for kind, _ in kinds}
             made = line(kinds, self._sizes(setup), setup.bucket_numel, zero, tied_before)
-            found = self._chunks[key] = make_chunk(made, units, zero, self.boundary_bytes(setup), splits)
+            found = self._chunks[key] = make_chunk(made, units, zero, self.boundary_bytes(setup), splits, shared)
         return found
 
     def _sizes(self, setup: Setup) -> dict[str, Sizes]:
@@ -148,7 +160,13 @@ class EngineMemory(Memory):
         return self._replayed(setup, rank, self._of_rank(setup, rank, splits), mine)
 
     def _of_rank(self, setup: Setup, rank: int, splits: bool) -> list[Chunk]:
-        return [self._stage(setup, stage, splits) for stage in self.held(setup)[rank].stages]
+        stages = self.held(setup)[rank].stages
+        first = next((stage for stage in stages if self._keeps_shared(setup, stage)), None)
+        return [self._stage(setup, stage, splits, stage == first) for stage in stages]
+
+    def _keeps_shared(self, setup: Setup, stage: int) -> bool:
+        blocks = any(kind not in (EMBEDDING, HEAD) for kind, _ in self.units_of_stages(setup)[stage])
+        return blocks and setup.at(stage).recompute != "full"
 
     def _replayed(self, setup: Setup, rank: int, chunks: Sequence[Chunk], mine: Turns) -> StageUse:
         return self._use(setup, rank, chunks, fullest(chunks, mine, self.boundary_bytes(setup)))

@@ -170,11 +170,18 @@ class Operations(Products):
         tape.record(back, x)
         return out, lambda: again.append(tape.apart(lambda: make(x), graph=True))
 
-    def attention(self, inputs: Sequence[Storage], heads: float, mask: float, again: Sequence[Again] = ()) -> Storage:
-        """Fused, of queries, keys and values: beside its output it keeps a number for each query of `heads` heads, and
-        a `mask` of so many bytes. again: makes queries and keys once more, which are not kept then."""
+    def mask(self) -> Storage:
+        """Added to the scores of tokens in documents."""
+        tape, numbers = self.tape, self.cut.tokens * self.cut.sequence
+        seen = tape.make(numbers)
+        found = tape.make(numbers * self.compute)
+        tape.drop(seen)
+        return found
+
+    def attention(self, inputs: Sequence[Storage], heads: float, mask: Storage, again: Sequence[Again] = ()) -> Storage:
+        """Fused, of queries, keys and values: beside its output and the mask it keeps a number for each query of
+        `heads` heads. again: makes queries and keys once more, which are not kept then."""
         tape, (q, k, v) = self.tape, inputs
-        more = tape.make(mask)
         sums = tape.make(heads * self.cut.tokens * self.wide)
         out = tape.make(q.size)
 
@@ -186,24 +193,25 @@ class Operations(Products):
             tape.drop(gradient)
             return found
 
-        tape.record(back, *(() if again else (q, k)), v, out, sums, more)
-        tape.drop(sums, more)
+        tape.record(back, *(() if again else (q, k)), v, out, sums, mask)
+        tape.drop(sums)
         return out
 
-    def unfused_attention(self, inputs: Sequence[Storage], heads: float, again: Sequence[Again] | None) -> Storage:
+    def unfused_attention(
+        self, inputs: Sequence[Storage], heads: float, mask: Storage, again: Sequence[Again] | None
+    ) -> Storage:
         """With dropout of the probabilities, which reach memory and are kept; where `again` is given they are not, but
         made again, and by it queries and keys."""
         tape, cut, (q, k, v) = self.tape, self.cut, inputs
         numbers = heads * cut.tokens * cut.sequence
-        scores, seen = numbers * self.compute, float(cut.sequence**2)
+        scores, seen = numbers * self.compute, 0.0 if self.kernels.documents else float(cut.sequence**2)
 
         def probabilities() -> Storage:
-            places = tape.make(seen)
             raw = tape.make(scores)
             tape.work(q.size)
             tape.work(seen)
             found = tape.make(scores)
-            tape.drop(places, raw)
+            tape.drop(raw)
             return found
 
         def gone() -> Storage:
@@ -215,23 +223,23 @@ class Operations(Products):
             for make in again or ():
                 make()
             p = tape.share(kept[0]) if kept else probabilities()
-            mask = gone()
+            away = gone()
             rows = tape.make(gradient.size)
             tape.work(scores)
             of_v = tape.make(v.size)
             of_scores = tape.make(scores)
             tape.work(scores)
             found = [(q, tape.make(q.size)), (k, tape.make(k.size)), (v, of_v)]
-            tape.drop(p, mask, rows, of_scores, gradient)
+            tape.drop(p, away, rows, of_scores, gradient)
             return found
 
         p = probabilities()
         kept = [p] if again is None else []
-        mask = gone()
+        away = gone()
         dropped = tape.make(scores) if kept else tape.share(p)
         out = tape.make(q.size)
-        tape.record(back, *(() if again else (q, k)), v, *kept)
-        tape.drop(dropped, mask, p)
+        tape.record(back, *(() if again else (q, k)), v, mask, *kept)
+        tape.drop(dropped, away, p)
         return out
 
     # The ends

@@ -153,9 +153,12 @@ class Unit:
 
     def _block(self, run: Operations, x: Storage) -> Storage:
         tape = run.tape
-        middle = self._add(run, x, self._attend(run, x))
+        # Where a stage runs its blocks again each makes its own; else they share one, which is the stage's.
+        own = self.kernels.documents and self.recompute == "full"
+        mask = run.mask() if own else tape.make(0)
+        middle = self._add(run, x, self._attend(run, x, mask))
         out = self._add(run, middle, self._feed_forward(run, middle))
-        tape.drop(middle)
+        tape.drop(middle, mask)
         return out
 
     def _add(self, run: Operations, x: Storage, more: Storage) -> Storage:
@@ -168,23 +171,19 @@ class Unit:
         tape.drop(more)
         return out
 
-    def _attend(self, run: Operations, x: Storage) -> Storage:
+    def _attend(self, run: Operations, x: Storage, mask: Storage) -> Storage:
         tape, layers, spec = run.tape, self._layers, self.spec
         qkv = run.column(self._norm(run), x, self._together("qkv"), self._cheap)
         inputs, again = self._place(run, qkv, [layers[role][0] for role in "qkv"])
         tape.drop(qkv)
-        # Which of the tokens before it a token sees, and that in numbers, which the attention keeps.
-        seen = self.cut.tokens * self.cut.sequence if self.kernels.documents and self.kernels.fused_attention else 0.0
-        tape.work(2 * seen)
-        mask = tape.make(seen)
         heads = spec.heads / self.cut.tp
         if self.kernels.fused_attention:
-            o = run.attention(inputs, heads, seen * self.compute, again)
+            o = run.attention(inputs, heads, mask, again)
         else:
-            o = run.unfused_attention(inputs, heads, again if self._cheap else None)
+            o = run.unfused_attention(inputs, heads, mask, again if self._cheap else None)
         (y,) = run.products(o, [layers["o"]])
         left = run.leave(y)
-        tape.drop(*inputs, mask, o, y)
+        tape.drop(*inputs, o, y)
         return self._with_bias(run, left)
 
     def _place(self, run: Operations, qkv: Storage, sizes: Sequence[float]) -> tuple[list[Storage], list[Again]]:
