@@ -225,9 +225,9 @@ def _gated(spec: ModelSpec, kernels: Kernels, f: int, prefix: str = "") -> _Part
         if alternate:
             # Run operation by operation, it keeps the output of every second product, needed or not.
             saved.append(Saved(f"{prefix}down_output", h, "compute", "sequence", added=True))
-    fused = kernels.fused_passes
     cheap = kernels.selective == "cheap"
-    passes = (Pass(f"{prefix}gated", (3 if fused else 5) * f, (5 if fused else 8) * f, 2 - fused, "tp", again=cheap),)
+    forward, backward, count = (3, 5, 1) if kernels.fused_passes else (5, 11 if kernels.gate == "again" else 8, 2)
+    passes = (Pass(f"{prefix}gated", forward * f, backward * f, count, "tp", again=cheap),)
     return _Part(gemms, passes, tuple(saved))
 
 

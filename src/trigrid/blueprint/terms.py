@@ -23,8 +23,9 @@ class Kernels:
 
     fused_attention: no score ever reaches memory (Dao 2022). keeps_qkv: the attention's inputs are views that hold the
     whole projected tensor beside the rotated queries and keys. gate: what the gated activation keeps beside gate, up
-    and their product ("eager" its activated gate too, "recomputed" not even the product). regather: inputs that
-    sequence parallelism gathered are kept in shards and gathered again in backward. dropout: masks after attention and
+    and their product ("eager" its activated gate too, "recomputed" not even the product, "again" as "fused", but by
+    several kernels, which activate the gate again in backward). regather: inputs that sequence parallelism gathered are
+    kept in shards and gathered again in backward. dropout: masks after attention and
     feed-forward. fused_passes: neighbouring memory-bound operations run as one kernel; fused_norm: a norm is one, else
     it is written out in fp32, operation by operation; fused_rotary: so is the rotation, and keys and values are
     repeated for their queries. loss: "fused" keeps one fp32
@@ -41,7 +42,7 @@ class Kernels:
 
     fused_attention: bool = True
     keeps_qkv: bool = False
-    gate: Literal["eager", "fused", "recomputed"] = "eager"
+    gate: Literal["eager", "fused", "recomputed", "again"] = "eager"
     regather: bool = False
     dropout: bool = False
     fused_passes: bool = False

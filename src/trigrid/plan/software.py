@@ -114,7 +114,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             Software(
                 name="trigrid",
                 policy=POLICIES["engine"],
-                kernels=Kernels(selective="cheap", gate="fused"),
+                kernels=Kernels(selective="cheap", gate="again"),
                 traced=True,
                 prefetched=0,
                 tied_on_shards=True,
@@ -268,6 +268,6 @@ def engine_software(job: Job) -> Software:
     if precision == "bf16":
         return base
     if precision == "fp32":
-        return replace(base, policy=POLICIES["engine-fp32"], accumulate=12.0)
+        return replace(base, policy=POLICIES["engine-fp32"], accumulate=4.0)
     double = Policy("engine-fp64", compute=8, weights=8, master=0, gradients=8, moments=16, gather=8, reduce=8)
-    return replace(base, policy=double, accumulate=24.0)
+    return replace(base, policy=double, accumulate=8.0)
