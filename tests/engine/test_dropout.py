@@ -183,7 +183,8 @@ def test_unfused_attention(kv_heads: int, documents: bool, again: bool) -> None:
     if documents:
         numbers = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3])
         seen = seen & (numbers[:, None] == numbers)
-    found = causal_attention(q, k, v, seen if documents else None, Drop(lambda: rows, 0.3), again)
+    mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -math.inf) if documents else None
+    found = causal_attention(q, k, v, mask, Drop(lambda: rows, 0.3), again)
 
     wide_k, wide_v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
     scores = (q @ wide_k.mT / math.sqrt(width)).masked_fill(~seen, -math.inf).softmax(-1)
