@@ -126,7 +126,7 @@ def test_a_run_refuses_what_its_cpu_rounds(tmp_path: Path, monkeypatch: pytest.M
     job = write_job(tmp_path)
     flags = quick(1, every=0, **{"run.matmul_precision": "medium"})
     # Whatever this machine does with the word.
-    monkeypatch.setattr(matmul, "F", SimpleNamespace(linear=lambda x, w: x @ w.t()))
+    monkeypatch.setattr(matmul, "F", SimpleNamespace(linear=lambda x, w: (x.double() @ w.double().t()).float()))
     assert train(job, *flags) is not None
     monkeypatch.setattr(matmul, "F", SimpleNamespace(linear=as_on_amx))
     with pytest.raises(Refused, match=r"run\.matmul_precision = medium: a product of .* on rank 0 is 2\.\de-03 off"):
