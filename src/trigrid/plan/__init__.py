@@ -2,6 +2,8 @@
 
 setup.py     one layout with its batch as plain numbers
 memory.py    bytes of each stage by category; beside.py: allocator, context, communicators; elements.py: of buckets
+engine_memory.py  the same of this project's engine: units.py on a tape (tape.py, products.py, operations.py),
+             alive.py in an action, turns.py over a schedule
 compute.py   seconds of a unit's operations; network.py: of collectives, from where the ranks sit
 step.py      seconds of a step, in closed form or with the schedule replayed
 plan.py      the plan of a job; figures.py and explain.py: its figures and their formulas;

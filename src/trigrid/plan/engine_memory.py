@@ -11,15 +11,11 @@ from trigrid.plan.alive import (
     EMBEDDING,
     HEAD,
     Chunk,
-    Fullest,
     Moment,
     Shared,
     Sizes,
-    Turns,
     Zero,
-    fullest,
     line,
-    named_turns,
     reduced,
 )
 from trigrid.plan.alive import chunk as make_chunk
@@ -29,6 +25,7 @@ from trigrid.plan.elements import Bucket
 from trigrid.plan.memory import Memory, StageUse, UnitBytes
 from trigrid.plan.setup import SPLIT_BACKWARD, V_SHAPED, Setup, held_at_once
 from trigrid.plan.software import Software
+from trigrid.plan.turns import Fullest, Turns, fullest, named_turns
 from trigrid.plan.units import Unit, Working
 from trigrid.spec.layout import Layout
 from trigrid.spec.model import ModelSpec

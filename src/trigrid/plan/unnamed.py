@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from trigrid.plan.alive import Turns, turns_of
 from trigrid.plan.auto import holding, made_for, named_job, with_head
 from trigrid.plan.engine_memory import EngineMemory
 from trigrid.plan.memory import StageMemory
@@ -18,6 +17,7 @@ from trigrid.plan.plan import Interval, Plan, Stage, judged, make_plan
 from trigrid.plan.software import Software
 from trigrid.plan.stages import stages_of, step_of
 from trigrid.plan.step import Step, StepTime
+from trigrid.plan.turns import Turns, turns_of
 from trigrid.schedule import Schedule, Timeline, make_schedule, order_of, peak_bytes, replay
 from trigrid.schedule.of_job import file_schedule, splits_backward
 from trigrid.spec.job import Job
