@@ -277,4 +277,7 @@ def most_in_flight(rank: int, job: Job) -> tuple[int, int]:
 
 def threads(rank: int) -> int:
     """Of this process, now."""
-    return len(os.listdir("/proc/self/task"))
+    found = len(os.listdir("/proc/self/task"))
+    # Nobody may leave while others are still finding each other.
+    dist.barrier()
+    return found
