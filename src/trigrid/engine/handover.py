@@ -34,6 +34,7 @@ class Factors(NamedTuple):
     grads: tuple[Tensor, ...]
 
     def multiply(self) -> None:
+        """Into their sinks."""
         rows = self.whole(self.x).flatten(0, -2)
         for sink, grad in zip(self.sinks, self.grads, strict=True):
             sink.add_product(grad.flatten(0, -2).t(), rows)
@@ -56,6 +57,7 @@ class Handover:
             self._collected = None
 
     def give(self, factors: Factors) -> None:
+        """From a product whose backward runs."""
         if self._collected is None:
             factors.multiply()
         else:
