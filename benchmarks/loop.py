@@ -5,9 +5,12 @@
 
 The second form is about memory and communication, see `loop_memory`; it does not depend on what else runs, and with
 --keep goes on where it was stopped. The first is about time. Two processes with one thread each, each on a core of its
-own; nothing else should run. Jobs take turns in every round, a step's time is that of its slowest rank, a job's the
-median of its rounds. `noise` is how far half of its rounds are from that. The last line: median error of the planned
-step, rank correlation (Spearman), and whether the job that the planner would pick is within the noise of the fastest.
+own; nothing else should run. Jobs take turns in every round, a job's time is the median of its rounds, and `noise` how
+far half of them are from that. Machines that are lent are not always as fast: the same few products and activations are
+timed beside every point of the calibration and before and after every step, and a step counts as long as it would take
+at the calibration's speed, as the mean of its ranks; `raw` is what the clock said, of its slowest rank. The last line:
+median error of the planned step, rank correlation (Spearman), and whether the job that the planner would pick is within
+the noise of the fastest.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from loop_memory import memory_json, memory_text, run_memory
 
 from trigrid.check.calibrate import Order, calibrate_rank
@@ -66,6 +70,7 @@ steps = 1
 precision = "fp32"
 """
 WORLD, STEPS = 2, 3
+PROBE = torch.randn(256, 256), torch.randn(768, 256), torch.randn(1024, 256)
 # What varies besides the axis: sequences of a microbatch, recomputation, and of each axis its own.
 MICRO_BATCHES, RECOMPUTE = (1, 4), ("none", "full")
 OWN: dict[str, tuple[dict[str, object], ...]] = {
@@ -88,10 +93,11 @@ def jobs() -> dict[str, Job]:
 
 @dataclass(frozen=True)
 class Timed:
-    """A job's planned step and what it took in each round."""
+    """A job's planned step and what it took in each round, by the clock and at the speed of the calibration."""
 
     name: str
     planned_s: float
+    raw_s: tuple[float, ...]
     measured_s: tuple[float, ...]
 
     @property
@@ -107,24 +113,39 @@ class Timed:
         return median(abs(s / self.typical_s - 1) for s in self.measured_s)
 
 
-def calibrated(rank: int, order: Order) -> Measured:
+def probe_s() -> float:
+    """Seconds of a little work that is always the same."""
+    x, w, y = PROBE
+    begun = time.perf_counter()
+    for _ in range(10):
+        F.silu(y)
+        F.linear(x, w)
+    return time.perf_counter() - begun
+
+
+def calibrated(rank: int, order: Order) -> tuple[Measured, float]:
+    """The calibration, and the machine's speed meanwhile: `probe_s`."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(os.getppid()))[rank]})
-    return calibrate_rank(order, rank, WORLD, WORLD, torch.device("cpu"), lambda *_: None)
+    probes = [probe_s() for _ in range(5)]
+    found = calibrate_rank(order, rank, WORLD, WORLD, torch.device("cpu"), lambda *_: probes.append(probe_s()))
+    return found, median(probes)
 
 
-def step_s(rank: int, job: Job) -> float:
-    """Seconds of a step: the median of a few after one that warms up."""
+def step_s(rank: int, job: Job) -> tuple[float, float]:
+    """Seconds of a step, the median of a few after one that warms up, and in units of `probe_s`."""
     comm = Comm(grid_of(job), rank)
     engine = build_engine(job, comm, torch.device("cpu"))
     tokens, labels = (share(rows, job, comm.coord.dp) for rows in batch(job, 0))
-    spent = []
+    spent, probes = [], [probe_s()]
     for _ in range(STEPS + 1):
         comm.all_reduce(torch.zeros(1), "world")
         begun = time.perf_counter()
         engine.accumulate(tokens, labels, None, 0)
         engine.update(engine.sum_gradients(), job.optimizer.lr)
         spent.append(time.perf_counter() - begun)
-    return median(spent[1:])
+        probes.append(probe_s())
+    units = [2 * one / (before + after) for one, before, after in zip(spent, probes[:-1], probes[1:], strict=True)]
+    return median(spent[1:]), median(units[1:])
 
 
 def ranks_of(values: list[float]) -> list[int]:
@@ -143,12 +164,14 @@ def run_time(seconds: float, rounds: int, say: Callable[[str], None]) -> tuple[M
     """What was measured of the machine, and each job's times."""
     todo = jobs()
     by_axis = (Layout(tp=2), Layout(pp=2), Layout(dp=2))
+    raw: dict[str, list[float]] = {name: [] for name in todo}
     measured: dict[str, list[float]] = {name: [] for name in todo}
     with Pool(WORLD) as pool, TemporaryDirectory() as folder:
         # Products of both microbatches' shapes, attention of the smaller one.
         order = Order(seconds, ("fp32",), job=next(iter(todo.values())), layouts=by_axis, command="benchmarks/loop.py")
         say(f"calibrating for {seconds:.0f} s")
-        calibration = pool.run(calibrated, WORLD, order)[0]
+        calibrations = pool.run(calibrated, WORLD, order)
+        calibration, speed_s = calibrations[0][0], fmean(probe for _, probe in calibrations)
         path = Path(folder, "cluster.toml")
         path.write_text(measured_text(calibration), encoding="utf-8")
         planned = {}
@@ -158,8 +181,10 @@ def run_time(seconds: float, rounds: int, say: Callable[[str], None]) -> tuple[M
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}: {len(todo)} jobs")
             for name, job in todo.items():
-                measured[name].append(max(pool.run(step_s, WORLD, job)))
-    return calibration, [Timed(name, planned[name], tuple(measured[name])) for name in todo]
+                spent, units = zip(*pool.run(step_s, WORLD, job), strict=True)
+                raw[name].append(max(spent))
+                measured[name].append(fmean(units) * speed_s)
+    return calibration, [Timed(name, planned[name], tuple(raw[name]), tuple(measured[name])) for name in todo]
 
 
 def time_text(rows: list[Timed]) -> str:
@@ -168,14 +193,16 @@ def time_text(rows: list[Timed]) -> str:
             row.name,
             f"{row.planned_s * 1e3:.1f}",
             f"{row.typical_s * 1e3:.1f}",
+            f"{median(row.raw_s) * 1e3:.1f}",
             f"{row.off:+.0%}",
             f"{row.noise:.0%}",
         ]
         for row in sorted(rows, key=lambda row: row.typical_s)
     ]
     found = verdict(rows)
+    header = ["job", "planned ms", "measured ms", "raw ms", "off", "noise"]
     return (
-        f"{table(['job', 'planned ms', 'measured ms', 'off', 'noise'], lines)}\n\n{len(rows)} jobs: median error "
+        f"{table(header, lines)}\n\n{len(rows)} jobs: median error "
         f"{found['median_error']:.0%}, rank correlation {found['rank_correlation']:.2f}; the pick, {found['pick']}, is "
         f"{found['pick_slower']:.0%} slower than the fastest, {found['fastest']}, which is "
         f"{'within' if found['pick_within_noise'] else 'beyond'} the noise"

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from trigrid.check import calibrate
 from trigrid.check.calibrate import Order, calibrate_local
 from trigrid.check.calibrate_fit import fit_attention, fit_products, fit_wire, least_squares
 from trigrid.check.calibrate_import import Table, read_gemms, read_nccl_tests, wire_of
+from trigrid.check.calibrate_kernels import FORMS, SMALL, Form, _product, products_of
 from trigrid.check.calibrate_meter import Meter
+from trigrid.check.calibrate_operations import measure_operations
 from trigrid.cli import app
 from trigrid.errors import Refused
 from trigrid.job import load_job
 from trigrid.plan.backend import backend_of
 from trigrid.plan.machine import UNMEASURED, make_machine
-from trigrid.plan.measured import Attention, Launch, Measured, Passes, Products, Wire, WireKind
+from trigrid.plan.measured import Attention, Launch, Measured, Operation, Passes, Products, Wire, WireKind
 from trigrid.plan.measured_file import load_measured, parse_measured
 from trigrid.plan.measured_text import measured_text
 from trigrid.plan.network import Group, Network
@@ -46,6 +49,7 @@ MADE = Measured(
     products={"fp32": Products(1e12, 0.0, 10.0, 20.0, 0.05, ((8.0, 16.0, 32.0, 0.5),))},
     attention={"fp32": Attention(5e11, 64.0, 3.0, 0.1)},
     passes=Passes(1e11, 0.01, ((1e6, 1e-5),)),
+    operations={"fp32": {"norm": Operation(((1e3, 0.25),), ((2e3, 0.375), (4e6, 0.5)))}},
     launch=Launch(0.0, True),
     wires=(
         wire("all_reduce", Tier.NVLINK, 2, 1, 1e-3, 1e9),
@@ -103,6 +107,14 @@ def test_memory_is_as_fast_as_for_as_many_bytes() -> None:
     assert Passes(5.0, 0.0).rate(3.0) == 5.0
 
 
+def test_an_operation_takes_what_its_start_does_and_more_with_its_size() -> None:
+    points = ((1e3, 1e-6), (1e5, 1e-4), (1e6, 1e-2))
+    found = Operation(points, ((1e3, 7.0),))
+    spent = [found.seconds(size, backward=False) for size in (0.0, 1e3, 1e4, 1e5, 1e6, 3e6)]
+    assert spent == pytest.approx([1e-6, 1e-6, 1e-5, 1e-4, 1e-2, 3e-2])
+    assert [found.seconds(size, backward=True) for size in (1.0, 1e4)] == pytest.approx([7.0, 70.0])
+
+
 # ---------------------------------------------------------------------------------------------- file
 
 
@@ -124,6 +136,9 @@ def test_a_file_says_what_it_was_written_from(tmp_path: Path) -> None:
         ('"jitter.share"', '"jitter"', "values.jitter = 0.0: the planner has no constant of this name"),
         ("blocking = true", "blocking = 1", "launch.blocking = 1: true or false is needed"),
         ("[passes]", "[pases]", "pases = { }: there is no such table"),
+        ("[operations.fp32.norm]", "[operations.fp32.nrm]", "operations.fp32.nrm = { }: is no operation of the engine"),
+        ("[1000, 0.25]", "[1000]", "operations.fp32.norm.forward = [ ]: an array of arrays of 2 numbers above 0"),
+        ("[\n  [2000, 0.375],\n  [4000000, 0.5],\n]", "[]", "norm.backward = [ ]: at least one point is needed"),
         ('format = "trigrid cluster 1"', 'format = "trigrid cluster 9"', "is no calibration that this version reads"),
         ("gpus_per_node = 4", "gpus_per_node = 0", "cluster.gpus_per_node = 0: a whole number from 1 is needed"),
         ("[launch]", "[launch", "not TOML"),
@@ -176,7 +191,7 @@ def test_groups_cost_what_their_wires_say() -> None:
 def test_a_plan_changes_as_the_closed_forms_say(tmp_path: Path) -> None:
     layout = ("--tp", "2", "--pp", "1", "--dp", "1", "--parallel.sequence-parallel", "false")
     free = replace(MADE, products={"fp32": Products(1e30, 0, 0, 0, 0)}, passes=Passes(1e30, 0))
-    free = replace(free, attention={"fp32": Attention(1e30, 0, 1, 0)})
+    free = replace(free, attention={"fp32": Attention(1e30, 0, 1, 0)}, operations={})
     only_wires = planned_with(free, tmp_path / "wires.toml", *layout)
     whole = job(*layout)
     model, m = whole.model, whole.batch.microbatches(whole.parallel)
@@ -195,6 +210,35 @@ def test_a_plan_changes_as_the_closed_forms_say(tmp_path: Path) -> None:
     # Launches add where nothing else is done meanwhile.
     slow = planned_with(replace(still, launch=Launch(1e-3, True)), tmp_path / "l.toml", *layout)
     assert slow["time"]["step_s"]["best"] > m * model.layers * 3 * 10e-3  # type: ignore[index]
+
+
+def test_operations_of_the_engine_cost_what_was_measured_of_them(tmp_path: Path) -> None:
+    """Their start is in it: a launch comes on top of the others alone. Other trainers' operations are others."""
+    layout = ("--tp", "1", "--pp", "1", "--dp", "1", "--parallel.sequence-parallel", "false")
+    gated = Operation(((1.0, 2.0),), ((1.0, 3.0),))
+    whole = job(*layout)
+    m, layers = whole.batch.microbatches(whole.parallel), whole.model.layers
+    tokens = whole.batch.micro_batch * whole.batch.sequence
+
+    def step(launch_s: float, operations: dict[str, Operation]) -> float:
+        free = Measured(
+            accelerator=MADE.accelerator,
+            products={"fp32": Products(1e30, 0, 0, 0, 0)},
+            attention={"fp32": Attention(1e30, 0, 1, 0)},
+            passes=Passes(1e30, 0),
+            operations={"fp32": operations},
+            launch=Launch(launch_s, True),
+            values=MADE.values,
+        )
+        found = planned_with(free, tmp_path / f"{launch_s}-{len(operations)}.toml", *layout)
+        return float(found["time"]["step_s"]["best"])  # type: ignore[index]
+
+    # Five passes forward and eleven backward over what is ffn wide, of four bytes.
+    each = m * layers * tokens * 4 * whole.model.ffn * (5 * 2.0 + 11 * 3.0)
+    assert step(0.0, {"gated": gated}) == pytest.approx(each, rel=1e-6)
+    # Its two kernels, once forward and twice backward, are no launches then.
+    fewer = step(1e3, {}) - (step(1e3, {"gated": gated}) - each)
+    assert fewer == pytest.approx(m * layers * 3 * 2 * 1e3, rel=1e-6)
 
 
 def test_a_plan_says_that_it_is_calibrated_and_from_when(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,6 +390,11 @@ def test_two_processes_measure_everything_and_a_plan_uses_it(tmp_path: Path) -> 
     assert all(w.tier is Tier.NVLINK and w.ranks == 2 and len(w.points) >= 3 for w in measured.wires)
     tokens = small.batch.micro_batch * small.batch.sequence
     assert any(point[0] == tokens for point in measured.products["fp32"].points)
+    assert set(measured.operations["fp32"]) == {"norm", "rotary", "gated", "loss"}
+    for operation in measured.operations["fp32"].values():
+        for points in (operation.forward, operation.backward):
+            assert len(points) >= 3
+            assert sorted(points) == list(points)
     assert measured.launch is not None
     assert measured.launch.blocking
     assert measured.launch.seconds > 0
@@ -356,6 +405,30 @@ def test_two_processes_measure_everything_and_a_plan_uses_it(tmp_path: Path) -> 
     assert found["time"]["step_s"]["best"] > 0  # type: ignore[index]
     told = "products are measured with matmul_precision = medium: highest may be faster or slower"
     assert told in found["assumptions"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_is_measured_in_the_form_that_has_its_shape(form: Form) -> None:
+    call = _product((6, 10, 4), form, torch.float32, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counted:
+        assert call().shape == (6, 10)
+    assert counted.get_total_flops() == 2 * 6 * 10 * 4
+
+
+def test_shapes_of_a_job_are_measured_in_their_own_forms_and_a_grid_in_all() -> None:
+    small = job("--tp", "1", "--pp", "1", "--dp", "1")
+    model, tokens = small.model, small.batch.micro_batch * small.batch.sequence
+    found = products_of(small, (), "cpu")
+    assert found[tokens, model.vocab, model.hidden] == ("forward",)
+    assert found[tokens, model.hidden, model.vocab] == ("input",)
+    assert found[model.vocab, model.hidden, tokens] == ("weight",)
+    assert found[64, 256, 1024] == FORMS
+
+
+def test_operations_of_a_model_are_its_own_kind_of_block() -> None:
+    gpt = replace(SMALL, model=replace(SMALL.model, block="gpt"))
+    meter = Meter(torch.device("cpu"), None, lambda *_: None)
+    assert set(measure_operations(meter, gpt, torch.float32, 0.01)) == {"norm", "gelu", "loss"}
 
 
 @pytest.mark.parametrize(

@@ -270,8 +270,8 @@ def test_storages_are_sorted_by_what_becomes_of_them() -> None:
 
 def test_a_program_that_keeps_more_is_found_by_its_peak_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two operations more, which keep what they read for backward: no state, message or product tells of it."""
-    swiglu = llama._swiglu
-    monkeypatch.setattr(llama, "_swiglu", lambda x: swiglu(x).sin().sin())
+    swiglu = llama.swiglu
+    monkeypatch.setattr(llama, "swiglu", lambda x: swiglu(x).sin().sin())
     found = proof_of(job(zero=2), 0)
     assert all(line.equal for line in (*found.state, *found.calls, *found.payload, *found.flops))
     assert not found.peak.total.near

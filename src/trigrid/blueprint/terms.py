@@ -98,6 +98,11 @@ class Pass(NamedTuple):
     again: bool = False
     gathers: bool = False
 
+    @property
+    def operation(self) -> str:
+        """What it does, wherever that is: the last word of its role."""
+        return self.role.rpartition("_")[2]
+
 
 class Saved(NamedTuple):
     """A tensor kept for backward. scores as in Pass; dropped: selective recomputation makes it again; added: it is kept

@@ -18,7 +18,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from trigrid.check.calibrate_combine import Sweep, combined
 from trigrid.check.calibrate_kernels import (
+    ALONE,
+    DTYPES,
     heads_of,
     measure_attention,
     measure_launch,
@@ -26,16 +29,18 @@ from trigrid.check.calibrate_kernels import (
     measure_products,
     measure_start,
     products_of,
+    usual,
 )
 from trigrid.check.calibrate_meter import Meter, Progress
 from trigrid.check.calibrate_network import measure_overlap, measure_wires
+from trigrid.check.calibrate_operations import measure_operations
 from trigrid.check.pool import Pool
 from trigrid.engine.comm import Comm
 from trigrid.engine.matmul import matmul_precision
 from trigrid.errors import Problem, Refused
 from trigrid.grid import Grid
 from trigrid.launch.place import Place
-from trigrid.plan.measured import Attention, Measured, Passes, Products, Wire
+from trigrid.plan.measured import Measured, Products
 from trigrid.report.console import Console
 from trigrid.spec.cluster import Cluster, Tier
 from trigrid.spec.gpu import Gpu, gpus
@@ -44,8 +49,18 @@ from trigrid.spec.layout import Layout
 from trigrid.train.attempt import gather
 from trigrid.train.processes import join, open_store, start_limit
 
-# How the seconds are shared out.
-SHARES = {"launch": 0.03, "passes": 0.07, "products": 0.35, "attention": 0.15, "wires": 0.33, "overlap": 0.07}
+# Machines are not always as fast: everything is measured several times, far apart.
+SWEEPS = 3
+# How the seconds of a sweep are shared out.
+SHARES = {
+    "launch": 0.06,
+    "passes": 0.04,
+    "operations": 0.11,
+    "products": 0.29,
+    "attention": 0.12,
+    "wires": 0.31,
+    "overlap": 0.07,
+}
 # A CPU has no context of CUDA, NCCL and their kernels, and no GPU's fixed cost of a step; and what is measured of its
 # products is what eager torch does with them.
 OF_A_CPU = {
@@ -102,38 +117,45 @@ def calibrate_rank(
     layouts = order.layouts or (Layout(tp=local_world, dp=world // local_world),)
     comms = [Comm(Grid(layout, cluster), rank, device) for layout in layouts] if world > 1 else []
     meter = Meter(device, comms[0] if comms else None, progress)
-    # Alone, there are no wires to spend time on.
-    scale = order.seconds if comms else order.seconds / (1 - SHARES["wires"] - SHARES["overlap"])
-    share = {name: part * scale for name, part in SHARES.items()}
-
-    start_s = measure_start(meter, share["launch"] / 3)
-    launch = measure_launch(meter, share["launch"] * 2 / 3)
-    passes = measure_passes(meter, share["passes"], start_s)
-    products: dict[str, Products] = {}
-    attention: dict[str, Attention] = {}
-    shapes, heads = products_of(order.job, layouts, device.type), heads_of(order.job, device.type)
-    formats = order.formats
     with matmul_precision(order.matmul_precision):
-        for name in formats:
-            products[name] = measure_products(meter, shapes, name, share["products"] / len(formats), start_s)
-            attention[name] = measure_attention(meter, heads, name, share["attention"] / len(formats))
+        found = combined([_sweep(order, layouts, comms, meter) for _ in range(SWEEPS)])
     values = dict(OF_A_CPU) if device.type == "cpu" else {}
-    wires: tuple[Wire, ...] = ()
     if comms:
-        wires = measure_wires(meter, comms, share["wires"])
-        values["overlap.slowdown"] = measure_overlap(meter, comms[0], share["overlap"])
-    gpu, presumed = _accelerator(device, local_world, products, passes, wires)
+        values["overlap.slowdown"] = found.slowdown
+    gpu, presumed = _accelerator(device, local_world, found)
     return Measured(
         about=_about(order, gpu.name, world, device, time.perf_counter() - begun),
         gpus_per_node=local_world,
         accelerator=gpu,
         presumed=presumed,
-        products=products,
-        attention=attention,
-        passes=passes,
-        launch=launch,
-        wires=wires,
+        products=found.products,
+        attention=found.attention,
+        passes=found.passes,
+        operations=found.operations,
+        launch=found.launch,
+        wires=found.wires,
         values=values,
+    )
+
+
+def _sweep(order: Order, layouts: Sequence[Layout], comms: list[Comm], meter: Meter) -> Sweep:
+    """Everything once, in its part of the seconds."""
+    seconds, formats, device = order.seconds / SWEEPS, order.formats, meter.device.type
+    # Alone, there are no wires to spend time on.
+    scale = seconds if comms else seconds / (1 - SHARES["wires"] - SHARES["overlap"])
+    share = {name: part * scale for name, part in SHARES.items()}
+    each = {name: share[name] / len(formats) for name in ("products", "attention", "operations")}
+    start_s = measure_start(meter, share["launch"] / 3)
+    alone = replace(order.job or usual(device), parallel=ALONE)
+    shapes, heads = products_of(order.job, layouts, device), heads_of(order.job, device)
+    return Sweep(
+        launch=measure_launch(meter, share["launch"] * 2 / 3),
+        passes=measure_passes(meter, share["passes"], start_s),
+        products={name: measure_products(meter, shapes, name, each["products"], start_s) for name in formats},
+        attention={name: measure_attention(meter, heads, name, each["attention"]) for name in formats},
+        operations={name: measure_operations(meter, alone, DTYPES[name], each["operations"]) for name in formats},
+        wires=measure_wires(meter, comms, share["wires"]) if comms else (),
+        slowdown=measure_overlap(meter, comms[0], share["overlap"]) if comms else 1.0,
     )
 
 
@@ -154,15 +176,14 @@ def _about(order: Order, name: str, world: int, device: torch.device, spent_s: f
     }
 
 
-def _accelerator(
-    device: torch.device, local_world: int, products: dict[str, Products], passes: Passes, wires: Sequence[Wire]
-) -> tuple[Gpu, tuple[str, ...]]:
+def _accelerator(device: torch.device, local_world: int, found: Sweep) -> tuple[Gpu, tuple[str, ...]]:
     """The accelerator that was measured, and its fields that were not. Its peaks are the catalogue's where that knows
     it, else the best that was measured: then MFU is a share of that."""
+    wires, passes = found.wires, found.passes
     near = [wire.link_Bps for wire in wires if wire.tier is Tier.NVLINK and wire.kind == "message"]
     far = [wire.link_Bps for wire in wires if wire.tier is not Tier.NVLINK and wire.kind == "message"]
     presumed = [key for key, there in (("nvlink_Bps", near), ("nic_Bps", far)) if not there]
-    best = {name: max(_rates(p)) for name, p in products.items()}
+    best = {name: max(_rates(p)) for name, p in found.products.items()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, memory, sms = properties.name, properties.total_memory, properties.multi_processor_count

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
-from typing import NamedTuple
+from statistics import fmean, median
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,7 @@ from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import decoder
 from trigrid.check.calibrate_fit import fit_attention, fit_passes, fit_products
 from trigrid.check.calibrate_meter import Meter, ends_first
+from trigrid.check.calibrate_operations import Functions, spent
 from trigrid.engine.comm import Comm
 from trigrid.grid import grid_of
 from trigrid.models.attention import causal_attention
@@ -32,20 +36,41 @@ SIDES = {"cpu": (64, 256, 1024), "cuda": (512, 2048, 8192)}
 SEQUENCES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096, 8192, 16384)}
 PASS_BYTES = {"cpu": tuple(2**n for n in range(14, 27, 2)), "cuda": tuple(2**n for n in range(20, 31, 2))}
 HEADS, HEAD_DIM = {"cpu": 4, "cuda": 16}, {"cpu": 64, "cuda": 128}
-CHAIN = 64
+CHAIN, TURNS = 64, 5
 # Larger than the caches near the cores.
 COLD_BYTES = {"cpu": 2**25, "cuda": 2**27}
+ALONE = Layout(sequence_parallel=False)
 SMALL = Job(
     model=ModelSpec(name="small", hidden=16, layers=4, heads=2, kv_heads=2, head_dim=8, ffn=16, vocab=16, context=16),
     batch=Batch(global_batch=8, sequence=8, micro_batch=1),
     run=Run(steps=1, precision="fp32"),
     optimizer=Optimizer(),
-    parallel=Layout(sequence_parallel=False),
+    parallel=ALONE,
 )
 # A product that would take more than so many times what there is for one is left out.
 TOO_LONG = 3.0
 
 Product = tuple[int, int, int]
+Form = Literal["forward", "input", "weight"]
+"""A product of weights, or of its backward the gradient of its input or of its weight."""
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
+def usual(device: str) -> Job:
+    """A job of a usual model, for what depends on one where there is none."""
+    hidden = HEADS[device] * HEAD_DIM[device]
+    model = ModelSpec(
+        name="usual",
+        hidden=hidden,
+        layers=1,
+        heads=HEADS[device],
+        kv_heads=HEADS[device],
+        head_dim=HEAD_DIM[device],
+        ffn=3 * hidden,
+        vocab=8 * hidden,
+        context=SEQUENCES[device][-1],
+    )
+    return replace(SMALL, model=model)
 
 
 class Heads(NamedTuple):
@@ -58,10 +83,10 @@ class Heads(NamedTuple):
     sequences: tuple[int, ...]
 
 
-def products_of(job: Job | None, layouts: Sequence[Layout], device: str) -> list[Product]:
-    """(m, n, k) of the job's products on one rank of its own and of other layouts, forward and both of backward, and of
-    a grid."""
-    found: list[Product] = []
+def products_of(job: Job | None, layouts: Sequence[Layout], device: str) -> dict[Product, tuple[Form, ...]]:
+    """(m, n, k) of the job's products on one rank of its own and of other layouts, with the forms that have them, and
+    of a grid in every form."""
+    found: list[tuple[Product, Form]] = []
     if job is not None:
         tokens, kernels = job.batch.micro_batch * job.batch.sequence, engine_software(job).kernels
         kinds = sorted({unit.kind for unit in decoder(job.model).units})
@@ -70,12 +95,15 @@ def products_of(job: Job | None, layouts: Sequence[Layout], device: str) -> list
             for gemm in gemms:
                 n = gemm.out // min(tp, gemm.pieces or tp) if gemm.cut == "out" else gemm.out
                 k = gemm.into // tp if gemm.cut == "into" else gemm.into
-                found += [(tokens, n, k), (tokens, k, n), (n, k, tokens)]
+                found += zip(((tokens, n, k), (tokens, k, n), (n, k, tokens)), FORMS, strict=True)
     sides = SIDES[device]
     grid = list(product(sides, sides, sides))
     # In an order that tells all parameters apart early, should time run out.
     random.Random(0).shuffle(grid)
-    return list(dict.fromkeys(found + grid))
+    by_shape: dict[Product, tuple[Form, ...]] = {}
+    for shape, form in dict.fromkeys(found):
+        by_shape[shape] = (*by_shape.get(shape, ()), form)
+    return by_shape | {shape: FORMS for shape in grid if shape not in by_shape}
 
 
 def heads_of(job: Job | None, device: str) -> Heads:
@@ -90,17 +118,19 @@ def heads_of(job: Job | None, device: str) -> Heads:
 
 
 def measure_products(
-    meter: Meter, shapes: Sequence[Product], number_format: str, seconds: float, start_s: float
+    meter: Meter, shapes: Mapping[Product, tuple[Form, ...]], number_format: str, seconds: float, start_s: float
 ) -> Products:
-    """start_s: what starting an operation takes, which is taken off where nothing else is done meanwhile."""
+    """Of each shape the mean of its forms. start_s: what starting an operation takes, which is taken off where nothing
+    else is done meanwhile."""
     dtype, device = DTYPES[number_format], meter.device
     side = SIDES[device.type][1]
-    rate = 2 * side**3 / meter.seconds(_product(side, side, side, dtype, device), 0.02 * seconds)
+    rate = 2 * side**3 / meter.seconds(_product((side, side, side), "forward", dtype, device), 0.02 * seconds)
     able = [s for s in shapes if 2 * s[0] * s[1] * s[2] / rate < TOO_LONG * seconds / len(shapes)]
     points = []
-    for (m, n, k), within in meter.within(f"products in {number_format}", able or [(side, side, side)], seconds):
-        spent = meter.seconds(_product(m, n, k, dtype, device), within)
-        points.append((m, n, k, _beyond(spent, start_s, device)))
+    for shape, within in meter.within(f"products in {number_format}", able or [(side, side, side)], seconds):
+        forms = shapes.get(shape, FORMS)
+        spent = [meter.seconds(_product(shape, form, dtype, device), within / len(forms)) for form in forms]
+        points.append((*shape, _beyond(fmean(spent), start_s, device)))
     return fit_products(tuple(points))
 
 
@@ -109,12 +139,25 @@ def _beyond(spent: float, start_s: float, device: torch.device) -> float:
     return max(spent / 2, spent - start_s) if device.type == "cpu" else spent
 
 
-def _product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """Each call with weights that were not used for a while, as in a training step."""
-    x_MK = torch.randn(m, k, device=device).to(dtype)
-    copies = max(1, COLD_BYTES[device.type] // (n * k * dtype.itemsize))
-    weights_NK = cycle(torch.randn(n, k, device=device).to(dtype).repeat(copies, 1, 1).unbind())
-    return lambda: F.linear(x_MK, next(weights_NK))
+def _product(shape: Product, form: Form, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """A call of it as a training step has it: what was just computed may be in the caches, weights and what was kept
+    since forward are not."""
+    m, n, k = shape
+
+    def near(*sides: int) -> Tensor:
+        return torch.randn(*sides, device=device).to(dtype)
+
+    def far(*sides: int) -> Iterator[Tensor]:
+        one = near(*sides)
+        return cycle(one.repeat(max(1, COLD_BYTES[device.type] // one.nbytes), 1, 1).unbind())
+
+    if form == "weight":
+        gradient_KM, inputs_KN, sums_MN = near(k, m), far(k, n), far(m, n)
+        return lambda: torch.mm(gradient_KM.t(), next(inputs_KN), out=next(sums_MN))
+    x_MK, weights = near(m, k), far(n, k) if form == "forward" else far(k, n)
+    if form == "forward":
+        return lambda: F.linear(x_MK, next(weights))
+    return lambda: x_MK @ next(weights)
 
 
 def measure_attention(meter: Meter, heads: Heads, number_format: str, seconds: float) -> Attention:
@@ -171,14 +214,24 @@ def measure_start(meter: Meter, seconds: float) -> float:
 
 def measure_launch(meter: Meter, seconds: float) -> Launch:
     """What the host needs for each kernel that the blueprint claims, with all that the engine does around it: forward
-    and backward of a decoder too small for anything else to take time; on a CPU the host is who computes, too."""
+    and backward of a decoder too small for anything else to take time. On a CPU the host is who computes, too, and what
+    `measure_operations` measures has all that the host does for it in it: that is taken off, measured in turns."""
     engine = build_engine(SMALL, Comm(grid_of(SMALL), 0, meter.device), meter.device)
-    microbatches = SMALL.batch.microbatches(SMALL.parallel)
-    tokens = torch.zeros((microbatches, SMALL.batch.micro_batch, SMALL.batch.sequence), dtype=torch.int64)
-    kernels = engine_software(SMALL).kernels
-    started = 0
+    microbatches, size = SMALL.batch.microbatches(SMALL.parallel), SMALL.batch.sequence
+    tokens = torch.zeros((microbatches, SMALL.batch.micro_batch, size), dtype=torch.int64)
+    blocking, functions = meter.device.type == "cpu", Functions(SMALL, torch.float32, meter.device)
+    kernels, started, own = engine_software(SMALL).kernels, 0, Counter[str]()
     for unit in decoder(SMALL.model).units:
         claimed = claims(SMALL.model, unit.kind, kernels)
-        started += len(claimed.gemms) + 2 * len(claimed.attends) + sum(item.kernels for item in claimed.passes)
-    spent = meter.seconds(lambda: engine.accumulate(tokens, tokens), seconds)
-    return Launch(spent / (3 * started * microbatches), meter.device.type == "cpu")
+        started += len(claimed.gemms) + 2 * len(claimed.attends)
+        for item in claimed.passes:
+            if blocking and functions.of(item.operation, size):
+                own[item.operation] += 1
+            else:
+                started += item.kernels
+    within, found = seconds / TURNS / (1 + len(own)), []
+    for _ in range(TURNS):
+        all_ = meter.seconds(lambda: engine.accumulate(tokens, tokens), within) / microbatches
+        known = sum(count * sum(spent(meter, functions, name, size, within)) for name, count in own.items())
+        found.append(max(all_ - known, all_ / 10) / (3 * started))
+    return Launch(median(found), blocking)

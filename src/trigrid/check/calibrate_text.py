@@ -26,6 +26,11 @@ def _rows(measured: Measured) -> Iterator[tuple[str, ...]]:
     if measured.passes:
         passes = measured.passes
         yield "memory", _bandwidth(passes.Bps), "", "", str(len(passes.points)), f"{passes.error:.0%}"
+    for name, operations in measured.operations.items():
+        for which, operation in operations.items():
+            size, seconds = operation.forward[-1]
+            back = f"backward × {operation.backward[-1][1] / seconds:.1f}"
+            yield f"{which}, {name}", _bandwidth(size / seconds), back, "", str(len(operation.forward)), ""
     if measured.launch:
         yield "a kernel's launch", "", "", _micro(measured.launch.seconds), "", ""
     for wire in measured.wires:

@@ -33,8 +33,16 @@ def head_loss(
     """
     if chunks == 1:
         (logits_SBV,) = tp.products(x_SBH, [head])
-        return _CrossEntropy.apply(logits_SBV, labels_SB, scale, local.box[0], tp.comm)  # type: ignore[no-untyped-call, no-any-return]
+        return cross_entropy(logits_SBV, labels_SB, scale, local.box[0], tp.comm)
     return _InChunks.apply(x_SBH, head.weight, labels_SB, scale, local.box[0], tp.comm, chunks)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def cross_entropy(
+    logits_SBV: Tensor, labels_SB: Tensor, scale: Tensor, columns: tuple[int, int], comm: Collectives
+) -> Tensor:
+    """As `head_loss`, of logits; those in at least fp32 are given up for it, and become their own gradient. columns: of
+    the vocabulary, which are this rank's."""
+    return _CrossEntropy.apply(logits_SBV, labels_SB, scale, columns, comm)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Softmax(NamedTuple):

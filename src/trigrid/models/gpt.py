@@ -11,8 +11,6 @@ from trigrid.models.block import Block, column_layers, row_layer
 
 
 class GptBlock(Block):
-    """GELU is its approximation by tanh (Hendrycks and Gimpel 2016), as there."""
-
     def _place(
         self, w: Mapping[str, Tensor], qkv_SBED: Tensor, heads: tuple[int, int, int], selective: bool
     ) -> tuple[Tensor, ...]:
@@ -21,8 +19,9 @@ class GptBlock(Block):
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         normed = self._norm.inputs(w, "ffn_norm", x_SBH)
         up = self._tp.column(self._norm, normed, column_layers(w, "up"), again=selective)
-        return self._tp.row(_gelu, [up], row_layer(w, "down"), again=selective) + w["down_bias"]
+        return self._tp.row(gelu, [up], row_layer(w, "down"), again=selective) + w["down_bias"]
 
 
-def _gelu(up_SBF: Tensor) -> Tensor:
+def gelu(up_SBF: Tensor) -> Tensor:
+    """Its approximation by tanh (Hendrycks and Gimpel 2016), as there."""
     return F.gelu(up_SBF, approximate="tanh")

@@ -49,10 +49,11 @@ class LlamaBlock(Block):
     def _feed_forward(self, w: Mapping[str, Tensor], x_SBH: Tensor, selective: bool) -> Tensor:
         normed = self._norm.inputs(w, "ffn_norm", x_SBH)
         gate_and_up = self._tp.column(self._norm, normed, column_layers(w, "gate", "up"), again=selective)
-        return self._tp.row(_swiglu, [gate_and_up], row_layer(w, "down"), again=selective)
+        return self._tp.row(swiglu, [gate_and_up], row_layer(w, "down"), again=selective)
 
 
-def _swiglu(gate_and_up_SBF: Tensor) -> Tensor:
+def swiglu(gate_and_up_SBF: Tensor) -> Tensor:
+    """SiLU of the first half of the last dimension, times the second (Shazeer 2020)."""
     if torch.compiler.is_compiling():
         gate_SBF, up_SBF = gate_and_up_SBF.chunk(2, -1)
         return F.silu(gate_SBF) * up_SBF
@@ -60,8 +61,8 @@ def _swiglu(gate_and_up_SBF: Tensor) -> Tensor:
 
 
 class _SwiGlu(torch.autograd.Function):
-    """SiLU of the first half of the last dimension, times the second. Keeps its input alone: SiLU is computed again in
-    backward, and both gradients are written where the product before takes them from."""
+    """Keeps its input alone: SiLU is computed again in backward, and both gradients are written where the product
+    before takes them from."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

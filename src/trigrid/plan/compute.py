@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.frozen import kinds_of
-from trigrid.blueprint.terms import Attend, Claims, Gemm
+from trigrid.blueprint.terms import Attend, Claims, Gemm, Pass
 from trigrid.plan.constants import of_generation
 from trigrid.plan.machine import Machine
 from trigrid.plan.software import Software
@@ -70,6 +70,9 @@ class Compute:
         if measured.launch and not software.blocking:
             self._launch, self._blocking = measured.launch.seconds, measured.launch.blocking
         self._fitted = {True: measured.products.get(block), False: measured.products.get(self._wide)}
+        # What was measured is this project's engine, operation by operation.
+        own = software.traced and not software.kernels.fused_passes
+        self._operations = measured.operations.get(self._wide, {}) if own else {}
         self._alone = alone
         self._half_k = values["gemm.half_k"]
         # Clocks under load hold for attention as well: its share is of the sustained peak.
@@ -125,10 +128,11 @@ class Compute:
         for item in unit.passes:
             divided = cut.tp if item.cut == "tp" or (item.cut == "sequence" and cut.sequence_parallel) else 1
             each = tokens * self._bytes / divided * (cut.sequence if item.scores else 1)
-            one = self._pass_s(item.forward * each, item.kernels)
+            one, back = self._pass_s(item, each)
             forward += one
-            into += self._pass_s(item.backward * each, 2 * item.kernels)
-            kernels += item.kernels
+            into += back
+            if not (self._blocking and item.operation in self._operations):
+                kernels += item.kernels
             cheap = item.again and not (item.gathers and cut.sequence_parallel)
             if selective == "alternate" or item.scores or cheap:
                 again += one
@@ -141,10 +145,15 @@ class Compute:
             slow, slow_back = max(1.0, host / forward), max(1.0, host_back / (into + weight))
         return UnitTime(forward * slow, into * slow_back, weight * slow_back, again * slow, attention, routed)
 
-    def _pass_s(self, size: float, kernels: int) -> float:
-        """Seconds of `kernels` operations that read and write `size` bytes together."""
-        passes = self.machine.measured.passes
-        return size / (passes.rate(size / max(1, kernels)) if passes else self._hbm)
+    def _pass_s(self, item: Pass, each: float) -> tuple[float, float]:
+        """Seconds of `item` forward and backward, where an element of each token makes `each` bytes."""
+        forward, backward = item.forward * each, item.backward * each
+        if measured := self._operations.get(item.operation):
+            return measured.seconds(forward, backward=False), measured.seconds(backward, backward=True)
+        passes, kernels = self.machine.measured.passes, max(1, item.kernels)
+        if not passes:
+            return forward / self._hbm, backward / self._hbm
+        return forward / passes.rate(forward / kernels), backward / passes.rate(backward / kernels / 2)
 
     def product_s(self, m: float, n: float, k: float, block: bool) -> float:
         """Seconds of an m × k by k × n product. block: in the blocks' number format, else the wide one."""

@@ -5,6 +5,8 @@ points from it, as a share. A product whose very shape is among the points takes
     product      2·m·n·k ÷ flops · (1 + half_m ÷ m + half_n ÷ n + half_k ÷ k)
     attention    causal half of the operations ÷ flops · (1 + half_sequence ÷ sequence); backward a multiple of it
     memory       bytes read and written ÷ Bps, or the rate of as many bytes where points have it
+    operation    of so many bytes read and written: between its points in the ratio of the sizes, as at the smallest
+                 below it, in proportion beyond the largest
     ring         rounds · ((n − 1) · hop_s + bytes · (n − 1) ÷ (n · inside) ÷ link_Bps): rounds are 2 for an
                  all-reduce, 1 for an all-gather and a reduce-scatter; inside: ranks of the group in one node, each with
                  its own NIC, where it crosses nodes, else 1
@@ -34,6 +36,8 @@ STAND_INS: Mapping[WireKind, tuple[WireKind, ...]] = {
     "message": ("message",),
 }
 NUMBER_FORMATS = ("bf16", "fp16", "fp32", "fp8")
+# Those that an Operation is measured of, see `Pass.operation`.
+OPERATIONS = ("norm", "rotary", "gated", "gelu", "loss")
 
 Points = tuple[tuple[float, ...], ...]
 
@@ -81,15 +85,35 @@ class Passes:
     def rate(self, size: float) -> float:
         """Bytes a second of one that moves `size` bytes: between the points in the ratio of the sizes, as at the first
         below it, Bps beyond the last."""
-        known = [(points, points / seconds) for points, seconds in self.points]
+        known = tuple((there, there / seconds) for there, seconds in self.points)
         if not known or size >= known[-1][0]:
             return self.Bps
-        if size <= known[0][0]:
-            return known[0][1]
-        place = next(i for i, (there, _) in enumerate(known) if there > size)
-        (low, slow), (high, fast) = known[place - 1 : place + 1]
-        between: float = slow * (fast / slow) ** (log(size / low) / log(high / low))
-        return between
+        return known[0][1] if size <= known[0][0] else _between(known, size)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the engine computes element by element, which a CPU's arithmetic may bound. forward, backward: (bytes that
+    the blueprint claims, seconds) by size, at least one each; all that the host does for it is in them."""
+
+    forward: Points
+    backward: Points
+
+    def seconds(self, size: float, *, backward: bool) -> float:
+        points = self.backward if backward else self.forward
+        if size <= points[0][0]:
+            return points[0][1]
+        if size >= points[-1][0]:
+            return points[-1][1] * size / points[-1][0]
+        return _between(points, size)
+
+
+def _between(points: Points, size: float) -> float:
+    """The second number at `size`, a first one within those of `points`, in the ratio of the sizes."""
+    place = next(i for i, (there, _) in enumerate(points) if there > size)
+    (low, at_low), (high, at_high) = points[place - 1 : place + 1]
+    between: float = at_low * (at_high / at_low) ** (log(size / low) / log(high / low))
+    return between
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,8 @@ class Measured:
     """A calibration: what is None or missing was not measured, and is as the catalogue and the constants say.
 
     about: who measured what, where and when, as it is told. presumed: fields of the accelerator that nobody measured.
-    values: constants by name that hold here instead of those that ship.
+    operations: by number format and name, one of OPERATIONS. values: constants by name that hold here instead of
+    those that ship.
     """
 
     path: str = ""
@@ -146,6 +171,7 @@ class Measured:
     products: Mapping[str, Products] = field(default_factory=dict)
     attention: Mapping[str, Attention] = field(default_factory=dict)
     passes: Passes | None = None
+    operations: Mapping[str, Mapping[str, Operation]] = field(default_factory=dict)
     launch: Launch | None = None
     wires: tuple[Wire, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +16,11 @@ from trigrid.plan.constants import constants
 from trigrid.plan.measured import (
     KINDS,
     NUMBER_FORMATS,
+    OPERATIONS,
     Attention,
     Launch,
     Measured,
+    Operation,
     Passes,
     Points,
     Products,
@@ -34,7 +36,7 @@ HEADER = re.compile(r"\s*(\[\[?)\s*([\w.\"'-]+)\s*\]")
 NAME = re.compile(r"\s*([\w\"'.-]+)\s*=")
 # What may be 0; all other numbers are above it.
 FROM_ZERO = {"seconds", "half_m", "half_n", "half_k", "half_sequence", "error", "hop_s", "power_w"}
-POINT = {"products": 4, "attention": 6, "passes": 2, "wires": 2}
+POINT = {"products": 4, "attention": 6, "passes": 2, "operations": 2, "wires": 2}
 
 T = TypeVar("T")
 Key = tuple[str, ...]
@@ -139,11 +141,13 @@ class _Reader:
     def section(self, table: dict[str, Any], name: str) -> Any:
         match name:
             case "products":
-                return self.by_format(table, name, Products)
+                return self.by_format(table, name, partial(self.record, kind=Products))
             case "attention":
-                return self.by_format(table, name, Attention)
+                return self.by_format(table, name, partial(self.record, kind=Attention))
             case "passes":
                 return self.record(self.table(table, (name,)), (name,), Passes)
+            case "operations":
+                return self.by_format(table, name, self.operations)
             case "launch":
                 return self.launch(self.table(table, (name,)))
             case "wires":
@@ -168,16 +172,16 @@ class _Reader:
             return 1.0
         return float(value)
 
-    def points(self, table: dict[str, Any], key: Key) -> Points:
-        value, width = table.get("points", []), POINT[key[0]]
+    def points(self, table: dict[str, Any], key: Key, name: str = "points") -> Points:
+        value, width = table.get(name, []), POINT[key[0]]
         whole = isinstance(value, list) and all(
             isinstance(row, list) and len(row) == width and all(type(x) in (int, float) and x > 0 for x in row)
             for row in value
         )
         if not whole:
-            self.fault((*key, "points"), value, f"an array of arrays of {width} numbers above 0 is needed")
+            self.fault((*key, name), value, f"an array of arrays of {width} numbers above 0 is needed")
             return ()
-        return tuple(tuple(float(x) for x in row) for row in value)
+        return tuple(sorted(tuple(float(x) for x in row) for row in value))
 
     def record(self, table: dict[str, Any], key: Key, kind: Callable[..., T]) -> T:
         """A dataclass of numbers and of points."""
@@ -185,7 +189,7 @@ class _Reader:
         numbers = {name: self.number(table, (*key, name)) for name in names}
         return kind(**numbers, points=self.points(table, key))
 
-    def by_format(self, table: dict[str, Any], name: str, kind: Callable[..., T]) -> dict[str, T]:
+    def by_format(self, table: dict[str, Any], name: str, read: Callable[[dict[str, Any], Key], T]) -> dict[str, T]:
         found = {}
         for number_format, inner in self.table(table, (name,)).items():
             key = (name, number_format)
@@ -194,7 +198,23 @@ class _Reader:
             elif not isinstance(inner, dict):
                 self.fault(key, inner, "a table is needed")
             else:
-                found[number_format] = self.record(inner, key, kind)
+                found[number_format] = read(inner, key)
+        return found
+
+    def operations(self, table: dict[str, Any], key: Key) -> dict[str, Operation]:
+        found = {}
+        for name in table:
+            whole = (*key, name)
+            if name not in OPERATIONS:
+                self.fault(whole, table[name], "is no operation of the engine", OPERATIONS)
+                continue
+            inner = self.table(table, whole)
+            both = [self.points(inner, whole, direction) for direction in ("forward", "backward")]
+            for direction, points in zip(("forward", "backward"), both, strict=True):
+                if not points and not inner.get(direction):
+                    self.fault((*whole, direction), inner.get(direction, "not given"), "at least one point is needed")
+            if all(both):
+                found[name] = Operation(*both)
         return found
 
     def launch(self, table: dict[str, Any]) -> Launch:
@@ -263,4 +283,4 @@ class _Reader:
         return found
 
 
-_SECTIONS = ("accelerator", "products", "attention", "passes", "launch", "wires", "values")
+_SECTIONS = ("accelerator", "products", "attention", "passes", "operations", "launch", "wires", "values")

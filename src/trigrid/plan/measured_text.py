@@ -30,6 +30,9 @@ def _blocks(measured: Measured) -> Iterator[str]:
         yield _table(f"attention.{name}", vars(attention))
     if measured.passes:
         yield _table("passes", vars(measured.passes))
+    for number_format, operations in measured.operations.items():
+        for name, operation in operations.items():
+            yield _table(f"operations.{number_format}.{name}", vars(operation))
     if measured.launch:
         yield _table("launch", vars(measured.launch))
     for wire in measured.wires:
