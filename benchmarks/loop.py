@@ -7,10 +7,10 @@ The second form is about memory and communication, see `loop_memory`; it does no
 --keep goes on where it was stopped. The first is about time. Two processes with one thread each, each on a core of its
 own; nothing else should run. Jobs take turns in every round, a job's time is the median of its rounds, and `noise` how
 far half of them are from that. Machines that are lent are not always as fast: the same few products and activations are
-timed beside every point of the calibration and before and after every step, and a step counts as long as it would take
-at the calibration's speed, as the mean of its ranks; `raw` is what the clock said, of its slowest rank. The last line:
-median error of the planned step, rank correlation (Spearman), and whether the job that the planner would pick is within
-the noise of the fastest.
+timed throughout the calibration and before and after every step, and a step counts as long as it would take at the
+calibration's speed, as the mean of its ranks; `raw` is what the clock said, of its slowest rank. The last line: median
+error of the planned step, rank correlation (Spearman), and whether the job that the planner would pick is within the
+noise of the fastest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -126,9 +126,14 @@ def probe_s() -> float:
 def calibrated(rank: int, order: Order) -> tuple[Measured, float]:
     """The calibration, and the machine's speed meanwhile: `probe_s`."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(os.getppid()))[rank]})
-    probes = [probe_s() for _ in range(5)]
-    found = calibrate_rank(order, rank, WORLD, WORLD, torch.device("cpu"), lambda *_: probes.append(probe_s()))
-    return found, median(probes)
+    probes, points = [probe_s()], count()
+
+    def probe(*_: object) -> None:
+        # Not at every point: it takes time of the calibration's own.
+        if next(points) % 8 == 0:
+            probes.append(probe_s())
+
+    return calibrate_rank(order, rank, WORLD, WORLD, torch.device("cpu"), probe), median(probes)
 
 
 def step_s(rank: int, job: Job) -> tuple[float, float]:

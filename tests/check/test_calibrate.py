@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trigrid.check import calibrate
+from trigrid.blueprint.claims import claims
+from trigrid.blueprint.decoder import decoder
+from trigrid.check import calibrate, calibrate_kernels
 from trigrid.check.calibrate import Order, calibrate_local
+from trigrid.check.calibrate_combine import Sweep, combined
 from trigrid.check.calibrate_fit import fit_attention, fit_products, fit_wire, least_squares
 from trigrid.check.calibrate_import import Table, read_gemms, read_nccl_tests, wire_of
-from trigrid.check.calibrate_kernels import FORMS, SMALL, Form, _product, products_of
+from trigrid.check.calibrate_kernels import FORMS, SMALL, Far, Form, _product, measure_launch, products_of
 from trigrid.check.calibrate_meter import Meter
 from trigrid.check.calibrate_operations import measure_operations
 from trigrid.cli import app
@@ -22,16 +25,28 @@ from trigrid.errors import Refused
 from trigrid.job import load_job
 from trigrid.plan.backend import backend_of
 from trigrid.plan.machine import UNMEASURED, make_machine
-from trigrid.plan.measured import Attention, Launch, Measured, Operation, Passes, Products, Wire, WireKind
+from trigrid.plan.measured import (
+    OPERATIONS,
+    Attention,
+    Launch,
+    Measured,
+    Operation,
+    Passes,
+    Products,
+    Wire,
+    WireKind,
+)
 from trigrid.plan.measured_file import load_measured, parse_measured
 from trigrid.plan.measured_text import measured_text
 from trigrid.plan.network import Group, Network
 from trigrid.plan.plan import as_json, make_plan
+from trigrid.plan.software import choose_software, engine_software
 from trigrid.report.console import Console
 from trigrid.spec.cluster import Tier
 from trigrid.spec.gpu import load_gpu
 from trigrid.spec.job import Job
 from trigrid.spec.layout import Layout
+from trigrid.spec.models import load_model
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "tiny-3d.toml"
@@ -188,6 +203,17 @@ def test_groups_cost_what_their_wires_say() -> None:
     assert network.message_s(size, Tier.LEAF) == plain.message_s(size, Tier.LEAF)
 
 
+def test_between_its_points_a_wire_takes_what_was_measured() -> None:
+    made = Wire("all_reduce", Tier.NVLINK, 2, 1, 1e-3, 1e9, 0.0, ((1e3, 5e-3), (1e5, 5e-1), (1e7, 7.0)))
+    assert [made.seconds("all_reduce", size, 2, 1) for size in (1e3, 1e4, 1e5)] == pytest.approx([5e-3, 5e-2, 5e-1])
+    form = 2 * (1e-3 + 1e7 / 2 / 1e9)
+    # Smaller, larger, of other ranks and of another kind than was measured.
+    assert made.seconds("all_reduce", 1.0, 2, 1) == pytest.approx(2e-3 + 1e-9)
+    assert made.seconds("all_reduce", 1e7, 2, 1) == pytest.approx(form)
+    assert made.seconds("all_reduce", 1e4, 4, 1) == pytest.approx(2 * (3e-3 + 1e4 * 3 / 4 / 1e9))
+    assert made.seconds("all_gather", 1e4, 2, 1) == pytest.approx(1e-3 + 1e4 / 2 / 1e9)
+
+
 def test_a_plan_changes_as_the_closed_forms_say(tmp_path: Path) -> None:
     layout = ("--tp", "2", "--pp", "1", "--dp", "1", "--parallel.sequence-parallel", "false")
     free = replace(MADE, products={"fp32": Products(1e30, 0, 0, 0, 0)}, passes=Passes(1e30, 0))
@@ -236,6 +262,11 @@ def test_operations_of_the_engine_cost_what_was_measured_of_them(tmp_path: Path)
     # Five passes forward and eleven backward over what is ffn wide, of four bytes.
     each = m * layers * tokens * 4 * whole.model.ffn * (5 * 2.0 + 11 * 3.0)
     assert step(0.0, {"gated": gated}) == pytest.approx(each, rel=1e-6)
+    # Another trainer's are not priced by it.
+    path = tmp_path / "other.toml"
+    path.write_text(measured_text(replace(MADE, operations={"fp32": {"gated": gated}})))
+    there = job("--cluster.calibration", str(path), *layout)
+    assert make_plan(there).step_s.best > each > make_plan(there, choose_software(there, "megatron")).step_s.best
     # Its two kernels, once forward and twice backward, are no launches then.
     fewer = step(1e3, {}) - (step(1e3, {"gated": gated}) - each)
     assert fewer == pytest.approx(m * layers * 3 * 2 * 1e3, rel=1e-6)
@@ -409,10 +440,21 @@ def test_two_processes_measure_everything_and_a_plan_uses_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_product_is_measured_in_the_form_that_has_its_shape(form: Form) -> None:
-    call = _product((6, 10, 4), form, torch.float32, torch.device("cpu"))
+    call = _product((6, 10, 4), form, Far(torch.float32, torch.device("cpu")))
     with FlopCounterMode(display=False) as counted:
         assert call().shape == (6, 10)
     assert counted.get_total_flops() == 2 * 6 * 10 * 4
+
+
+def test_matrices_that_were_not_used_are_others_each_time_and_of_any_size() -> None:
+    far = Far(torch.bfloat16, torch.device("cpu"))
+    for make in (far.read, far.written):
+        small = make(1000, 1000)
+        first, second = next(small), next(small)
+        assert first.shape == (1000, 1000)
+        assert first.data_ptr() != second.data_ptr()
+        assert next(make(6000, 3000)).shape == (6000, 3000)
+    assert next(far.read(6000, 3000)).count_nonzero() > 0
 
 
 def test_shapes_of_a_job_are_measured_in_their_own_forms_and_a_grid_in_all() -> None:
@@ -423,6 +465,60 @@ def test_shapes_of_a_job_are_measured_in_their_own_forms_and_a_grid_in_all() -> 
     assert found[tokens, model.hidden, model.vocab] == ("input",)
     assert found[model.vocab, model.hidden, tokens] == ("weight",)
     assert found[64, 256, 1024] == FORMS
+
+
+def test_launches_are_without_the_operations_that_are_measured_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Had these taken all of the time but a share, that would be what is left for the others' kernels."""
+    meter = Meter(torch.device("cpu"), None, lambda *_: None)
+    monkeypatch.setattr(meter, "seconds", lambda *_: 8e-3)
+    found = []
+    for each in (0.0, 1e-6):
+        monkeypatch.setattr(calibrate_kernels, "spent", lambda *_, each=each: (each, 2 * each))
+        found.append(measure_launch(meter, 1.0).seconds)
+    claimed = [claims(SMALL.model, unit.kind, engine_software(SMALL).kernels) for unit in decoder(SMALL.model).units]
+    own = sum(bool(item.operation) for unit in claimed for item in unit.passes)
+    kernels = sum(len(unit.gemms) + 2 * len(unit.attends) for unit in claimed)
+    kernels += sum(item.kernels for unit in claimed for item in unit.passes if not item.operation)
+    # Eight microbatches.
+    assert found == pytest.approx([1e-3 / 3 / kernels, (1e-3 - own * 3e-6) / 3 / kernels])
+
+
+def test_every_operation_that_a_claim_names_can_be_measured() -> None:
+    """Those that have the same name but are others, of experts and of what is latent, are not taken for them."""
+    kernels, named = engine_software(SMALL).kernels, set()
+    for key in ("llama3-8b", "qwen3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3"):
+        spec = load_model(key)
+        for kind in {unit.kind for unit in decoder(spec).units}:
+            found = {item.role: item.operation for item in claims(spec, kind, kernels).passes}
+            assert not any(found.get(role) for role in ("expert_gated", "shared_gated", "latent_norms"))
+            assert not (spec.latent and found.get("rotary"))
+            named |= set(found.values())
+    assert named - {""} == set(OPERATIONS)
+
+
+def test_sweeps_become_one_by_the_median_of_each_point() -> None:
+    def sweep(scale: float, *sides: float) -> Sweep:
+        points = tuple((side, side, side, scale * side**3) for side in sides)
+        sizes = tuple((size, scale * size) for size in (1e3, 1e6))
+        link = Wire("message", Tier.NVLINK, 2, 1, 0.0, 1.0, 0.0, sizes)
+        return Sweep(
+            products={"fp32": fit_products(points)},
+            attention={"fp32": fit_attention(((1.0, 2.0, 64.0, 128.0, scale, 3 * scale),))},
+            operations={"fp32": {"norm": Operation(sizes, sizes)}},
+            passes=Passes(1.0, 0.0, sizes),
+            launch=Launch(scale, True),
+            wires=(link,),
+            slowdown=scale,
+        )
+
+    one = combined([sweep(1.0, 2.0, 3.0), sweep(9.0, 2.0, 3.0, 4.0), sweep(2.0, 2.0)])
+    assert set(one.products["fp32"].points) == {(2, 2, 2, 16.0), (3, 3, 3, 5 * 27.0), (4, 4, 4, 9 * 64.0)}
+    assert one.products["fp32"].flops == pytest.approx(fit_products(one.products["fp32"].points).flops)
+    assert one.attention["fp32"].points == ((1.0, 2.0, 64.0, 128.0, 2.0, 6.0),)
+    assert one.operations["fp32"]["norm"] == Operation(((1e3, 2e3), (1e6, 2e6)), ((1e3, 2e3), (1e6, 2e6)))
+    assert one.passes.points == one.wires[0].points == ((1e3, 2e3), (1e6, 2e6))
+    assert one.wires[0].link_Bps == pytest.approx(0.5)
+    assert (one.launch, one.slowdown) == (Launch(2.0, True), 2.0)
 
 
 def test_operations_of_a_model_are_its_own_kind_of_block() -> None:

@@ -87,6 +87,17 @@ def test_a_point_of_the_front_is_loaded_and_the_way_back_leads_home(planner: Pla
     assert page.locator("#command").inner_text() == home
 
 
+def test_a_point_is_loaded_by_the_pointer(planner: Planner) -> None:
+    page = planner()
+    page.locator("#choice").scroll_into_view_if_needed()
+    searched(page)
+    point = page.locator("#scatter .dot.front").last
+    expect(point.locator("title")).to_contain_text("tokens/s")
+    home = page.locator("#command").inner_text()
+    turned(page, point.click)
+    assert page.locator("#command").inner_text() != home
+
+
 def test_a_notch_is_tried(planner: Planner) -> None:
     page = planner()
     page.locator("#sensitivity").scroll_into_view_if_needed()

@@ -51,7 +51,8 @@ def _norm(role: str, h: int, kernels: Kernels) -> Pass:
     forward, backward, count = 2 * h, (4 if kernels.fused_passes else 5) * h, 1
     if not kernels.fused_norm:
         forward, backward, count = 18 * h, 30 * h, 7
-    return Pass(role, forward, backward, count, "sequence", again=again, gathers=not kernels.regather)
+    gathers = not kernels.regather
+    return Pass(role, forward, backward, count, "sequence", again=again, gathers=gathers, operation="norm")
 
 
 def _residual(role: str, h: int, kernels: Kernels) -> Pass:
@@ -162,11 +163,12 @@ def _grouped_queries(spec: ModelSpec, kernels: Kernels) -> _Part:
         Saved("attention_output", q, "compute", "tp"),
     ]
     rotary = 2 if kernels.fused_passes else 5 if kernels.fused_rotary else 10
-    passes = [Pass("rotary", rotary * (q + k), rotary * (q + k), 2 if kernels.fused_passes else 8, "tp", again=normed)]
+    moved, count = rotary * (q + k), 2 if kernels.fused_passes else 8
+    passes = [Pass("rotary", moved, moved, count, "tp", again=normed, operation="rotary")]
     if not kernels.fused_rotary and k < q:
         passes.append(Pass("repeat_kv", 2 * (q + k), 2 * (q + k), 2, "tp"))
     if spec.qk_norm:
-        passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp", again=normed))
+        passes.append(Pass("qk_norm", 2 * (q + k), 5 * (q + k), 2, "tp", again=normed, operation="norm"))
     return _Part(gemms, (*passes, *_score_passes(spec, kernels)), tuple(saved))
 
 
@@ -227,7 +229,8 @@ def _gated(spec: ModelSpec, kernels: Kernels, f: int, prefix: str = "") -> _Part
             saved.append(Saved(f"{prefix}down_output", h, "compute", "sequence", added=True))
     cheap = kernels.selective == "cheap"
     forward, backward, count = (3, 5, 1) if kernels.fused_passes else (5, 11 if kernels.gate == "again" else 8, 2)
-    passes = (Pass(f"{prefix}gated", forward * f, backward * f, count, "tp", again=cheap),)
+    operation = "" if prefix else "gated"
+    passes = (Pass(f"{prefix}gated", forward * f, backward * f, count, "tp", again=cheap, operation=operation),)
     return _Part(gemms, passes, tuple(saved))
 
 
@@ -268,7 +271,7 @@ def _gpt(spec: ModelSpec, kernels: Kernels) -> Claims:
         *_score_passes(spec, kernels),
         _residual("attention_residual", h, kernels),
         _norm("ffn_norm", h, kernels),
-        Pass("gelu", 2 * f, (3 if fused else 4) * f, 2 - fused, "tp", again=cheap),
+        Pass("gelu", 2 * f, (3 if fused else 4) * f, 2 - fused, "tp", again=cheap, operation="gelu"),
         _residual("ffn_residual", h, kernels),
     )
     working = (
@@ -343,7 +346,10 @@ def _head(spec: ModelSpec, kernels: Kernels) -> Claims:
         # Backward has softmax, one-hot gradients, exponentials and their sum, all in fp32, for the ten bytes otherwise.
         working.append(Saved("copies_of_the_cut_loss", 1.5 * v, "fp32", "only_tp"))
     back = 8 * v if in_pieces else 4 * v
-    loss = Pass("loss", v, 2 * v, 2, "tp") if kernels.loss == "in-place" else Pass("loss", 8 * v, back, 6, "tp")
+    operation = "" if in_pieces else "loss"
+    loss = Pass("loss", 8 * v, back, 6, "tp", operation=operation)
+    if kernels.loss == "in-place":
+        loss = Pass("loss", v, 2 * v, 2, "tp")
     passes = (_norm("final_norm", h, kernels), loss)
     gemms = (Gemm("head", h, v, "out", again=in_pieces),)
     return Claims("head", gemms, (), passes, tuple(saved), 1, 0, tuple(working))

@@ -86,7 +86,7 @@ class Pass(NamedTuple):
     """A memory-bound operation: elements that a token reads and writes, and kernels, forward and backward.
 
     scores: elements per token *and* token of the sequence. again, gathers: as Saved's dropped and gathers, of what it
-    makes.
+    makes. operation: which of this project's engine it is, if any, by which calibrations know it.
     """
 
     role: str
@@ -97,11 +97,7 @@ class Pass(NamedTuple):
     scores: bool = False
     again: bool = False
     gathers: bool = False
-
-    @property
-    def operation(self) -> str:
-        """What it does, wherever that is: the last word of its role."""
-        return self.role.rpartition("_")[2]
+    operation: str = ""
 
 
 class Saved(NamedTuple):

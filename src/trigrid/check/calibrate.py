@@ -153,7 +153,10 @@ def _sweep(order: Order, layouts: Sequence[Layout], comms: list[Comm], meter: Me
         passes=measure_passes(meter, share["passes"], start_s),
         products={name: measure_products(meter, shapes, name, each["products"], start_s) for name in formats},
         attention={name: measure_attention(meter, heads, name, each["attention"]) for name in formats},
-        operations={name: measure_operations(meter, alone, DTYPES[name], each["operations"]) for name in formats},
+        # A GPU's would be of the host, which starts each of their kernels.
+        operations={name: measure_operations(meter, alone, DTYPES[name], each["operations"]) for name in formats}
+        if device == "cpu"
+        else {},
         wires=measure_wires(meter, comms, share["wires"]) if comms else (),
         slowdown=measure_overlap(meter, comms[0], share["overlap"]) if comms else 1.0,
     )

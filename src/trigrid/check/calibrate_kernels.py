@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
+from math import prod
 from statistics import fmean, median
 from typing import Literal, NamedTuple, get_args
 
@@ -47,8 +48,8 @@ SMALL = Job(
     optimizer=Optimizer(),
     parallel=ALONE,
 )
-# A product that would take more than so many times what there is for one is left out.
-TOO_LONG = 3.0
+# A product that would take more than so many times what a sweep has for one is left out.
+TOO_LONG = 9.0
 
 Product = tuple[int, int, int]
 Form = Literal["forward", "input", "weight"]
@@ -124,12 +125,13 @@ def measure_products(
     else is done meanwhile."""
     dtype, device = DTYPES[number_format], meter.device
     side = SIDES[device.type][1]
-    rate = 2 * side**3 / meter.seconds(_product((side, side, side), "forward", dtype, device), 0.02 * seconds)
+    far = Far(dtype, device)
+    rate = 2 * side**3 / meter.seconds(_product((side, side, side), "forward", far), 0.02 * seconds)
     able = [s for s in shapes if 2 * s[0] * s[1] * s[2] / rate < TOO_LONG * seconds / len(shapes)]
     points = []
     for shape, within in meter.within(f"products in {number_format}", able or [(side, side, side)], seconds):
         forms = shapes.get(shape, FORMS)
-        spent = [meter.seconds(_product(shape, form, dtype, device), within / len(forms)) for form in forms]
+        spent = [meter.seconds(_product(shape, form, far), within / len(forms)) for form in forms]
         points.append((*shape, _beyond(fmean(spent), start_s, device)))
     return fit_products(tuple(points))
 
@@ -139,25 +141,44 @@ def _beyond(spent: float, start_s: float, device: torch.device) -> float:
     return max(spent / 2, spent - start_s) if device.type == "cpu" else spent
 
 
-def _product(shape: Product, form: Form, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+class Far:
+    """Matrices that were not used for a while: parts of what does not fit into the caches, in turns."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.dtype, self.device = dtype, device
+        numel = COLD_BYTES[device.type] // dtype.itemsize
+        # What is written must not be read: its numbers would grow from product to product.
+        self._read, self._written = self.near(numel), torch.empty(numel, dtype=dtype, device=device)
+
+    def near(self, *sides: int) -> Tensor:
+        return torch.randn(*sides, device=self.device).to(self.dtype)
+
+    def read(self, *sides: int) -> Iterator[Tensor]:
+        # Zeros would draw less power, and so be multiplied faster.
+        return self._parts(self._read if prod(sides) <= self._read.numel() else self.near(*sides), sides)
+
+    def written(self, *sides: int) -> Iterator[Tensor]:
+        whole = self._written
+        return self._parts(whole if prod(sides) <= whole.numel() else whole.new_empty(sides), sides)
+
+    def _parts(self, whole: Tensor, sides: tuple[int, ...]) -> Iterator[Tensor]:
+        count = whole.numel() // prod(sides)
+        return cycle(whole.view(-1)[: count * prod(sides)].view(count, *sides).unbind())
+
+
+def _product(shape: Product, form: Form, far: Far) -> Callable[[], Tensor]:
     """A call of it as a training step has it: what was just computed may be in the caches, weights and what was kept
     since forward are not."""
     m, n, k = shape
-
-    def near(*sides: int) -> Tensor:
-        return torch.randn(*sides, device=device).to(dtype)
-
-    def far(*sides: int) -> Iterator[Tensor]:
-        one = near(*sides)
-        return cycle(one.repeat(max(1, COLD_BYTES[device.type] // one.nbytes), 1, 1).unbind())
-
     if form == "weight":
-        gradient_KM, inputs_KN, sums_MN = near(k, m), far(k, n), far(m, n)
+        gradient_KM, inputs_KN, sums_MN = far.near(k, m), far.read(k, n), far.written(m, n)
         return lambda: torch.mm(gradient_KM.t(), next(inputs_KN), out=next(sums_MN))
-    x_MK, weights = near(m, k), far(n, k) if form == "forward" else far(k, n)
+    x_MK = far.near(m, k)
     if form == "forward":
-        return lambda: F.linear(x_MK, next(weights))
-    return lambda: x_MK @ next(weights)
+        weights_NK = far.read(n, k)
+        return lambda: F.linear(x_MK, next(weights_NK))
+    weights_KN = far.read(k, n)
+    return lambda: x_MK @ next(weights_KN)
 
 
 def measure_attention(meter: Meter, heads: Heads, number_format: str, seconds: float) -> Attention:
@@ -225,7 +246,7 @@ def measure_launch(meter: Meter, seconds: float) -> Launch:
         claimed = claims(SMALL.model, unit.kind, kernels)
         started += len(claimed.gemms) + 2 * len(claimed.attends)
         for item in claimed.passes:
-            if blocking and functions.of(item.operation, size):
+            if blocking and item.operation:
                 own[item.operation] += 1
             else:
                 started += item.kernels

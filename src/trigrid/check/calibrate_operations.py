@@ -23,8 +23,8 @@ from trigrid.plan.measured import Operation
 from trigrid.plan.software import engine_software
 from trigrid.spec.job import Job
 
-# Claimed bytes of forward that are tried: from next to nothing to beyond the caches near the cores.
-BYTES = {"cpu": (2**10, *(2**n for n in range(16, 26, 2))), "cuda": tuple(2**n for n in range(20, 31, 2))}
+# Bytes of inputs that are tried: from next to nothing to beyond the caches near the cores.
+BYTES = (2**10, *(2**n for n in range(16, 26, 2)))
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
 
@@ -38,7 +38,7 @@ class Functions:
     dtype: torch.dtype
     device: torch.device
 
-    def of(self, name: str, tokens: int) -> tuple[Call, list[Tensor]] | None:
+    def of(self, name: str, tokens: int) -> tuple[Call, list[Tensor]]:
         match name:
             case "norm":
                 return self._norm(tokens)
@@ -52,7 +52,7 @@ class Functions:
                 return lambda: gelu(x), [x]
             case "loss":
                 return self._loss(tokens)
-        return None
+        raise AssertionError(f"no operation of the engine is called {name}")
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, dtype=self.dtype, device=self.device).requires_grad_()
@@ -84,25 +84,25 @@ class Functions:
 def measure_operations(meter: Meter, alone: Job, dtype: torch.dtype, seconds: float) -> dict[str, Operation]:
     """By name, those of the model of `alone`, which is a job on one rank. seconds: for all of them."""
     functions = Functions(alone, dtype, meter.device)
-    items = {item.operation: item for item in reversed(_passes(alone)) if functions.of(item.operation, 1)}
+    # Of those that a model has several of, the first: a block's norm, not that of its heads.
+    items = {item.operation: item for item in reversed(_passes(alone)) if item.operation}
     found = {}
     for name, item in items.items():
-        each = item.forward * dtype.itemsize
-        sizes = ends_first([max(1, round(size / each)) for size in BYTES[meter.device.type]])
-        points = []
+        _, (one, *_) = functions.of(name, 1)
+        sizes = ends_first([max(1, round(size / one.nbytes)) for size in BYTES])
+        forward, backward = [], []
         for tokens, within in meter.within(f"{name}, {str(dtype).partition('.')[2]}", sizes, seconds / len(items)):
             ahead, back = spent(meter, functions, name, tokens, within)
-            points.append((tokens * each, ahead, tokens * item.backward * dtype.itemsize, back))
-        points.sort()
-        found[name] = Operation(tuple((p[0], p[1]) for p in points), tuple((p[2], p[3]) for p in points))
+            each = tokens * dtype.itemsize
+            forward.append((item.forward * each, ahead))
+            backward.append((item.backward * each, back))
+        found[name] = Operation(tuple(sorted(forward)), tuple(sorted(backward)))
     return found
 
 
 def spent(meter: Meter, functions: Functions, name: str, tokens: int, within: float) -> tuple[float, float]:
     """Seconds of an operation forward and backward; within: see `Meter.seconds`."""
-    made = functions.of(name, tokens)
-    assert made
-    call, inputs = made
+    call, inputs = functions.of(name, tokens)
     outputs = call()
     gradients = [torch.randn_like(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
 

@@ -39,7 +39,8 @@ def calibrate(
     processes: Annotated[int, Parameter(help="Local processes that measure at once, joined by gloo.")] = 1,
     seconds: Annotated[float, Parameter(help="What to take, about.")] = 60.0,
     dtypes: Annotated[
-        str | None, Parameter(help="Number formats of products: fp32,bf16,fp16. By default the job's, else fp32,bf16.")
+        str | None,
+        Parameter(help="Number formats that are measured: fp32,bf16,fp16. By default the job's, else fp32,bf16."),
     ] = None,
     layouts: Annotated[
         str | None,
@@ -60,8 +61,9 @@ def calibrate(
 ) -> None:
     """Measure this machine or cluster, or read others' measurements, into a file that plans are made with.
 
-    Products by shape, attention by sequence, memory, launches; with several ranks (torchrun, or --processes) also every
-    collective by size and group, messages, and compute beside them. Then: trigrid plan JOB --cluster cluster.toml
+    Products by shape, attention by sequence, memory, launches, on CPUs norms and activations; with several ranks
+    (torchrun, or --processes) also every collective by size and group, messages, and compute beside them. Then:
+    trigrid plan JOB --cluster cluster.toml
     """
     from trigrid.plan.measured_file import load_measured
     from trigrid.plan.measured_text import measured_text

@@ -2,8 +2,9 @@
 
 Product (m × k by k × n): max(FLOPs ÷ (rate · tiles · k ÷ (k + k½)), bytes ÷ HBM), where `tiles` is the share of the
 last wave of output tiles that is filled, for the best of a few tile shapes. Fused attention: the causal half of the
-scores, backward 2.5 times the forward (Dao 2022). Memory-bound operations: bytes ÷ HBM. A unit takes at least as long
-as the host needs to start its kernels; where the host waits for each kernel, as long as both together.
+scores, backward 2.5 times the forward (Dao 2022). Memory-bound operations: bytes ÷ HBM. What a calibration has measured
+of any of these holds instead (plan/measured.py). A unit takes at least as long as the host needs to start its kernels;
+where the host waits for each kernel, as long as both together.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Compute:
             one, back = self._pass_s(item, each)
             forward += one
             into += back
-            if not (self._blocking and item.operation in self._operations):
-                kernels += item.kernels
+            # What was measured has its start in it.
+            kernels += 0 if item.operation in self._operations else item.kernels
             cheap = item.again and not (item.gathers and cut.sequence_parallel)
             if selective == "alternate" or item.scores or cheap:
                 again += one

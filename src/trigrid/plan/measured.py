@@ -1,7 +1,8 @@
 """What was measured on a cluster, and the closed forms by which it prices what was not.
 
 Each form has few parameters, fitted by least squares to the points beside it; `error` is the median distance of the
-points from it, as a share. A product whose very shape is among the points takes what was measured.
+points from it, as a share. A product whose very shape is among the points takes what was measured, and so does a
+transfer of a kind and a group whose points are of smaller and of larger ones, in the ratio of the sizes.
     product      2·m·n·k ÷ flops · (1 + half_m ÷ m + half_n ÷ n + half_k ÷ k)
     attention    causal half of the operations ÷ flops · (1 + half_sequence ÷ sequence); backward a multiple of it
     memory       bytes read and written ÷ Bps, or the rate of as many bytes where points have it
@@ -36,7 +37,7 @@ STAND_INS: Mapping[WireKind, tuple[WireKind, ...]] = {
     "message": ("message",),
 }
 NUMBER_FORMATS = ("bf16", "fp16", "fp32", "fp8")
-# Those that an Operation is measured of, see `Pass.operation`.
+# Those of the engine that are measured by themselves, see `Pass.operation`.
 OPERATIONS = ("norm", "rotary", "gated", "gelu", "loss")
 
 Points = tuple[tuple[float, ...], ...]
@@ -139,7 +140,11 @@ class Wire:
     points: Points = ()
 
     def seconds(self, kind: WireKind, payload_bytes: float, ranks: int, inside: int) -> float:
-        """What a transfer of `kind` takes over this wire, were there `ranks` ranks."""
+        """What a transfer of `kind` takes over this wire, were there `ranks` ranks: between its points where it is such
+        a wire, since libraries change their ways with the size, else by the closed form."""
+        alike = (kind, ranks, inside) == (self.kind, self.ranks, self.inside)
+        if alike and self.points and self.points[0][0] <= payload_bytes < self.points[-1][0]:
+            return _between(self.points, payload_bytes)
         hops, share = ring_terms(kind, ranks, inside)
         return hops * self.hop_s + payload_bytes * share / self.link_Bps
 

@@ -209,6 +209,8 @@ class _Reader:
                 self.fault(whole, table[name], "is no operation of the engine", OPERATIONS)
                 continue
             inner = self.table(table, whole)
+            if inner is not table[name]:
+                continue
             both = [self.points(inner, whole, direction) for direction in ("forward", "backward")]
             for direction, points in zip(("forward", "backward"), both, strict=True):
                 if not points and not inner.get(direction):
