@@ -99,6 +99,9 @@ def test_fits_find_the_parameters_that_made_the_points() -> None:
     points = tuple((float(2**n), link.seconds("all_reduce", 2**n, 8, 4)) for n in range(10, 28, 3))
     found = fit_wire("all_reduce", Tier.LEAF, 8, 4, points)
     assert (found.hop_s, found.link_Bps) == pytest.approx((5e-5, 1.2e10), rel=1e-6)
+    # Between its points a wire takes what was measured; how far the form is from them is told nevertheless.
+    slower = fit_wire("all_reduce", Tier.LEAF, 8, 4, (*points[:-1], (points[-1][0], 9 * points[-1][1])))
+    assert slower.error > 0.01
 
     def spent(s: int) -> float:
         return 2 * 3 * 4 * s * s * 128 / 1e12 * (1 + 200 / s)

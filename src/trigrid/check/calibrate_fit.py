@@ -108,5 +108,5 @@ def fit_wire(kind: WireKind, tier: Tier, ranks: int, inside: int, points: Points
     per_byte, hop_s = least_squares([[share * size / seconds, hops / seconds] for size, seconds in points])
     per_byte = max(per_byte, UNSEEN)
     wire = Wire(kind, tier, ranks, inside, hop_s, 1 / per_byte, 0.0, points)
-    error = _error(points, lambda p: wire.seconds(kind, p[0], ranks, inside))
+    error = _error(points, lambda p: wire.form(kind, p[0], ranks, inside))
     return Wire(kind, tier, ranks, inside, hop_s, 1 / per_byte, error, points)

@@ -145,6 +145,10 @@ class Wire:
         alike = (kind, ranks, inside) == (self.kind, self.ranks, self.inside)
         if alike and self.points and self.points[0][0] <= payload_bytes < self.points[-1][0]:
             return _between(self.points, payload_bytes)
+        return self.form(kind, payload_bytes, ranks, inside)
+
+    def form(self, kind: WireKind, payload_bytes: float, ranks: int, inside: int) -> float:
+        """By the closed form alone."""
         hops, share = ring_terms(kind, ranks, inside)
         return hops * self.hop_s + payload_bytes * share / self.link_Bps
 
