@@ -499,6 +499,27 @@ def test_every_operation_that_a_claim_names_can_be_measured() -> None:
     assert named - {""} == set(OPERATIONS)
 
 
+@pytest.mark.parametrize(("takes_s", "expected"), [(10.0, 3), (19.0, 3), (21.0, 2), (29.0, 2), (31.0, 1), (500.0, 1)])
+def test_there_are_as_many_sweeps_as_there_is_time_for(
+    takes_s: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, done = [0.0], []
+
+    def sweep(*_: object) -> None:
+        now[0] += takes_s
+        done.append(now[0])
+
+    def stop(_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(calibrate, "_sweep", sweep)
+    monkeypatch.setattr(calibrate, "combined", stop)
+    with pytest.raises(InterruptedError):
+        calibrate_local(Order(40.0, ("fp32",)), 1, Console(quiet=True))
+    assert len(done) == expected
+
+
 def test_sweeps_become_one_by_the_median_of_each_point() -> None:
     def sweep(scale: float, *sides: float) -> Sweep:
         points = tuple((side, side, side, scale * side**3) for side in sides)

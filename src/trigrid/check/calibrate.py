@@ -49,8 +49,9 @@ from trigrid.spec.layout import Layout
 from trigrid.train.attempt import gather
 from trigrid.train.processes import join, open_store, start_limit
 
-# Machines are not always as fast: everything is measured several times, far apart.
-SWEEPS = 3
+# Machines are not always as fast: everything is measured several times, far apart, if that takes not much longer than
+# was asked for.
+SWEEPS, LONGER = 3, 1.5
 # How the seconds of a sweep are shared out.
 SHARES = {
     "launch": 0.06,
@@ -118,7 +119,11 @@ def calibrate_rank(
     comms = [Comm(Grid(layout, cluster), rank, device) for layout in layouts] if world > 1 else []
     meter = Meter(device, comms[0] if comms else None, progress)
     with matmul_precision(order.matmul_precision):
-        found = combined([_sweep(order, layouts, comms, meter) for _ in range(SWEEPS)])
+        sweeps = [_sweep(order, layouts, comms, meter)]
+        # Where a few calls of each point take longer than their share, there are fewer.
+        while len(sweeps) < SWEEPS and _next_over_s(meter, begun, len(sweeps)) < LONGER * order.seconds:
+            sweeps.append(_sweep(order, layouts, comms, meter))
+        found = combined(sweeps)
     values = dict(OF_A_CPU) if device.type == "cpu" else {}
     if comms:
         values["overlap.slowdown"] = found.slowdown
@@ -136,6 +141,11 @@ def calibrate_rank(
         wires=found.wires,
         values=values,
     )
+
+
+def _next_over_s(meter: Meter, begun: float, done: int) -> float:
+    """When the next sweep will be over, in seconds from the beginning, if it takes as long as those before."""
+    return meter.agree(time.perf_counter() - begun) * (done + 1) / done
 
 
 def _sweep(order: Order, layouts: Sequence[Layout], comms: list[Comm], meter: Meter) -> Sweep:
