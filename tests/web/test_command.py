@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ def command(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def started() -> Iterator[subprocess.Popen[str]]:
-    process = command("--port", "0", start_new_session=True)
+    # A shell starts what runs in its background with Ctrl-C ignored, and so tests there.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = command("--port", "0", start_new_session=True, preexec_fn=heard)
     yield process
     process.kill()
     process.communicate()
