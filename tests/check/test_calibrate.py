@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import decoder
-from trigrid.check import calibrate, calibrate_kernels
+from trigrid.check import calibrate
 from trigrid.check.calibrate import Order, calibrate_local
 from trigrid.check.calibrate_combine import Sweep, combined
 from trigrid.check.calibrate_fit import fit_attention, fit_products, fit_wire, least_squares
@@ -476,7 +476,7 @@ def test_launches_are_without_the_operations_that_are_measured_by_themselves(mon
     monkeypatch.setattr(meter, "seconds", lambda *_: 8e-3)
     found = []
     for each in (0.0, 1e-6):
-        monkeypatch.setattr(calibrate_kernels, "spent", lambda *_, each=each: (each, 2 * each))
+        monkeypatch.setattr(meter, "both_ways", lambda *_, each=each: (each, 2 * each))
         found.append(measure_launch(meter, 1.0).seconds)
     claimed = [claims(SMALL.model, unit.kind, engine_software(SMALL).kernels) for unit in decoder(SMALL.model).units]
     own = sum(bool(item.operation) for unit in claimed for item in unit.passes)

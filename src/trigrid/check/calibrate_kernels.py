@@ -20,7 +20,7 @@ from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import decoder
 from trigrid.check.calibrate_fit import fit_attention, fit_passes, fit_products
 from trigrid.check.calibrate_meter import Meter, ends_first
-from trigrid.check.calibrate_operations import Functions, spent
+from trigrid.check.calibrate_operations import Functions
 from trigrid.engine.comm import Comm
 from trigrid.grid import grid_of
 from trigrid.models.attention import causal_attention
@@ -192,16 +192,11 @@ def measure_attention(meter: Meter, heads: Heads, number_format: str, seconds: f
             ).requires_grad_()
             for query in (True, False, False)
         )
-        gradient = torch.randn_like(q)
 
-        def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
+        def attend(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
             return causal_attention(q, k, v, None, None, False)
 
-        def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, gradient: Tensor = gradient) -> object:
-            return torch.autograd.grad(causal_attention(q, k, v, None, None, False), (q, k, v), gradient)
-
-        alone = meter.seconds(forward, within / 3)
-        back = max(meter.seconds(both, within * 2 / 3) - alone, alone / 10)
+        alone, back = meter.both_ways(attend, (q, k, v), within)
         points.append((heads.batch, heads.heads, sequence, heads.head_dim, alone, back))
     return fit_attention(tuple(points))
 
@@ -253,6 +248,6 @@ def measure_launch(meter: Meter, seconds: float) -> Launch:
     within, found = seconds / TURNS / (1 + len(own)), []
     for _ in range(TURNS):
         all_ = meter.seconds(lambda: engine.accumulate(tokens, tokens), within) / microbatches
-        known = sum(count * sum(spent(meter, functions, name, size, within)) for name, count in own.items())
+        known = sum(count * sum(meter.both_ways(*functions.of(name, size), within)) for name, count in own.items())
         found.append(max(all_ - known, all_ / 10) / (3 * started))
     return Launch(median(found), blocking)

@@ -8,11 +8,13 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from trigrid.engine.comm import Comm
 
 T = TypeVar("T", bound=Hashable)
 Progress = Callable[[str, int, int], None]
+Result = Tensor | tuple[Tensor, ...]
 
 REPEATS, FEWEST = 5, 2
 MOST_CALLS = 1000
@@ -55,6 +57,14 @@ class Meter:
         repeats = int(min(REPEATS, max(FEWEST, affordable)))
         # Ranks begin together: agreeing has just made them meet.
         return median(self._run(call, calls) / calls for _ in range(repeats))
+
+    def both_ways(self, call: Callable[[], Result], inputs: Sequence[Tensor], within_s: float) -> tuple[float, float]:
+        """Seconds of `call` and of the backward of what it gives, down to `inputs`; within_s: for both."""
+        given = call()
+        gradients = [torch.randn_like(x) for x in (given if isinstance(given, tuple) else (given,))]
+        forward = self.seconds(call, within_s / 3)
+        together = self.seconds(lambda: torch.autograd.grad(call(), inputs, gradients), within_s * 2 / 3)
+        return forward, max(together - forward, forward / 10)
 
     def _run(self, call: Callable[[], object], calls: int) -> float:
         self._synchronise()

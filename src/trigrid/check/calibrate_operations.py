@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from trigrid.blueprint.claims import claims
 from trigrid.blueprint.decoder import decoder
 from trigrid.blueprint.terms import Pass
-from trigrid.check.calibrate_meter import Meter, ends_first
+from trigrid.check.calibrate_meter import Meter, Result, ends_first
 from trigrid.engine.comm import Comm
 from trigrid.engine.loss import cross_entropy
 from trigrid.grid import grid_of
@@ -26,7 +26,7 @@ from trigrid.spec.job import Job
 # Bytes of inputs that are tried: from next to nothing to beyond the caches near the cores.
 BYTES = (2**10, *(2**n for n in range(16, 26, 2)))
 
-Call = Callable[[], Tensor | tuple[Tensor, ...]]
+Call = Callable[[], Result]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Functions:
 def measure_operations(meter: Meter, alone: Job, dtype: torch.dtype, seconds: float) -> dict[str, Operation]:
     """By name, those of the model of `alone`, which is a job on one rank. seconds: for all of them."""
     functions = Functions(alone, dtype, meter.device)
-    # Of those that a model has several of, the first: a block's norm, not that of its heads.
+    # Of those that a model has several of, the first: norms of the whole width come before those of heads.
     items = {item.operation: item for item in reversed(_passes(alone)) if item.operation}
     found = {}
     for name, item in items.items():
@@ -92,26 +92,12 @@ def measure_operations(meter: Meter, alone: Job, dtype: torch.dtype, seconds: fl
         sizes = ends_first([max(1, round(size / one.nbytes)) for size in BYTES])
         forward, backward = [], []
         for tokens, within in meter.within(f"{name}, {str(dtype).partition('.')[2]}", sizes, seconds / len(items)):
-            ahead, back = spent(meter, functions, name, tokens, within)
+            ahead, back = meter.both_ways(*functions.of(name, tokens), within)
             each = tokens * dtype.itemsize
             forward.append((item.forward * each, ahead))
             backward.append((item.backward * each, back))
         found[name] = Operation(tuple(sorted(forward)), tuple(sorted(backward)))
     return found
-
-
-def spent(meter: Meter, functions: Functions, name: str, tokens: int, within: float) -> tuple[float, float]:
-    """Seconds of an operation forward and backward; within: see `Meter.seconds`."""
-    call, inputs = functions.of(name, tokens)
-    outputs = call()
-    gradients = [torch.randn_like(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
-
-    def both() -> Sequence[Tensor]:
-        found = call()
-        return torch.autograd.grad(found, inputs, gradients)
-
-    ahead = meter.seconds(call, within / 3)
-    return ahead, max(meter.seconds(both, within * 2 / 3) - ahead, ahead / 10)
 
 
 def _passes(job: Job) -> list[Pass]:
