@@ -177,6 +177,11 @@ def test_the_browsers_python_is_new_enough() -> None:
     assert tuple(map(int, lock["info"]["python"].split(".")[:2])) >= (3, 11)
 
 
+def test_the_chart_library_goes_along_with_its_licence(site: Path) -> None:
+    assert "Chart.js v4" in (site / "lib" / "Chart.bundle.js").read_text()[:100]
+    assert "MIT" in (site / "lib" / "LICENSE-chart.js.txt").read_text()
+
+
 def test_the_site_tells_its_policy(site: Path) -> None:
     """A file server sends no header, so the page says itself that nothing comes from elsewhere."""
     index = (site / "index.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,19 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+LIE = """() => {
+    const canvas = document.querySelector('#scatter canvas');
+    const frame = canvas.getBoundingClientRect();
+    const points = Chart.getChart(canvas).getDatasetMeta(0).data;
+    const buttons = [...document.querySelectorAll('#scatter .dot')].map((dot) => dot.getBoundingClientRect());
+    return frame.right < innerWidth && points.length === buttons.length && points.every(({ x, y }, i) =>
+        Math.abs(frame.left + x - buttons[i].left - buttons[i].width / 2) < 1 &&
+        Math.abs(frame.top + y - buttons[i].top - buttons[i].height / 2) < 1);
+}"""
+INKS = """() => {
+    const chart = Chart.getChart(document.querySelector('#scatter canvas'));
+    return [chart.options.scales.x.ticks.color, chart.data.datasets[0].pointBorderColor];
+}"""
 Planner = Callable[..., Page]
 
 
@@ -92,10 +106,24 @@ def test_a_point_is_loaded_by_the_pointer(planner: Planner) -> None:
     page.locator("#choice").scroll_into_view_if_needed()
     searched(page)
     point = page.locator("#scatter .dot.front").last
-    expect(point.locator("title")).to_contain_text("tokens/s")
+    expect(point).to_have_attribute("title", re.compile("tokens/s"))
     home = page.locator("#command").inner_text()
     turned(page, point.click)
     assert page.locator("#command").inner_text() != home
+
+
+def test_buttons_lie_on_the_points(planner: Planner) -> None:
+    """The library draws the points, in whatever size and colours the page has."""
+    page = planner()
+    page.locator("#choice").scroll_into_view_if_needed()
+    searched(page)
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(LIE)
+    inks = page.evaluate(INKS)
+    page.get_by_role("button", name="Dark theme").click()
+    page.wait_for_function(f"before => JSON.stringify(({INKS})()) !== JSON.stringify(before)", arg=inks)
+    page.wait_for_function(LIE)
 
 
 def test_a_notch_is_tried(planner: Planner) -> None:

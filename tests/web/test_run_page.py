@@ -28,6 +28,10 @@ HIDE = """hidden => {
     document.dispatchEvent(new Event('visibilitychange'));
 }"""
 
+DRAWN = """() => Chart.getChart(document.querySelector('#run-loss canvas')).data.datasets
+    .map((set) => set.data.map(({ x, y }) => [x, y]))"""
+"""What the chart library has of the loss."""
+
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
@@ -86,8 +90,9 @@ def test_the_page_follows_a_run_to_its_end(
     losses, validation = read_history(folder, STEPS)
     expect(tiles).to_contain_text(f"{losses[-1]:.4f}")
     expect(tiles).to_contain_text(f"held-out {validation[-1][1]:.4f} at {STEPS}")
-    expect(page.locator("#run-loss path.run-line")).to_have_count(1)
-    expect(page.locator("#run-loss circle")).to_have_count(len(validation))
+    drawn = page.evaluate(DRAWN)
+    assert drawn[0] == [[step, pytest.approx(loss)] for step, loss in enumerate(losses, 1)]
+    assert drawn[1] == [[step, pytest.approx(loss)] for step, loss in validation]
     expect(page.locator("#run-stages")).to_contain_text("weights")
     expect(page.locator("#run-timeline canvas")).to_have_count(2)
     expect(page.locator("#run-timeline")).to_contain_text("Measured in step 10")
@@ -105,6 +110,12 @@ def test_it_is_told_by_keys_and_in_tables(ended: Path, run_server: str, open_pag
     expect(page.locator("#run-loss .tip")).to_contain_text("Step 1: training")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#run-loss .tip")).to_contain_text("Step 2: training")
+    box = chart.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
+    expect(page.locator("#run-loss .tip")).to_contain_text(f"Step {STEPS}: training")
+    page.mouse.move(0, 0)
+    expect(page.locator("#run-loss .tip")).to_be_empty()
     page.locator("#run-loss summary").click()
     expect(page.locator("#run-loss tbody tr")).to_have_count(20)
 

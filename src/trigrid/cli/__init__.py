@@ -39,7 +39,7 @@ from trigrid.launch.place import RUN_DIR_VARIABLE, find_place, host_of
 
 EXTRAS = {
     **dict.fromkeys(("torch", "numpy", "tokenizers", "safetensors", "xxhash"), "train"),
-    **dict.fromkeys(("fastapi", "uvicorn"), "web"),
+    **dict.fromkeys(("chartkick", "fastapi", "uvicorn"), "web"),
 }
 
 

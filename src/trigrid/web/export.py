@@ -11,6 +11,7 @@ from pathlib import Path
 
 import trigrid
 from trigrid.errors import Problem, Refused
+from trigrid.web.files import page_files
 from trigrid.web.npm import PYODIDE, unpacked
 from trigrid.web.questions import QUESTIONS
 from trigrid.web.sources import packed
@@ -59,7 +60,7 @@ def export_site(folder: Path, say: Callable[[str], object]) -> None:
 
 def _page() -> dict[str, bytes]:
     """The files of the page, with a transport that answers in the browser."""
-    found = {file.name: file.read_bytes() for file in sorted((HERE / "page").iterdir()) if file.is_file()}
+    found = {name: file.read_bytes() for name, file in sorted(page_files().items())}
     found |= {file.name: file.read_bytes() for file in sorted((HERE / "site").iterdir()) if file.is_file()}
     slow = [name for name, question in QUESTIONS.items() if question.slow]
     found["slow.js"] = f"export const SLOW = new Set({json.dumps(slow)});\n".encode()

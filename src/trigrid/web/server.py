@@ -6,10 +6,9 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 import trigrid
 from trigrid.errors import Refused
+from trigrid.web.files import page_files
 from trigrid.web.guard import LARGEST_BODY, Guard, body_of, refuse
 from trigrid.web.openapi import operation, schemas
 from trigrid.web.questions import QUESTIONS, Question, refusal
@@ -74,6 +74,7 @@ class Answering:
 def make_app(host: str = "127.0.0.1", run: RunView | None = None) -> FastAPI:
     """The application that listens on `host`. run: a run's folder, served read-only besides."""
     answering = Answering()
+    page_of = page_files()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -106,7 +107,7 @@ def make_app(host: str = "127.0.0.1", run: RunView | None = None) -> FastAPI:
 
     @app.get("/{path:path}", include_in_schema=False)
     def page(path: str) -> Response:
-        return _file(path or "index.html")
+        return _file(path or "index.html", page_of)
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -177,15 +178,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _file(path: str) -> Response:
+def _file(path: str, page: Mapping[str, Traversable]) -> Response:
     """A file of the page, by its exact name."""
-    found: Traversable = files("trigrid.web") / "page"
-    for part in path.split("/"):
-        inside = {entry.name: entry for entry in found.iterdir()} if found.is_dir() else {}
-        if part not in inside:
-            raise HTTPException(404, "there is no such file")
-        found = inside[part]
-    if not found.is_file():
+    if path not in page:
         raise HTTPException(404, "there is no such file")
     kind = TYPES.get(os.path.splitext(path)[1], "application/octet-stream")
-    return Response(found.read_bytes(), media_type=kind)
+    return Response(page[path].read_bytes(), media_type=kind)
