@@ -311,3 +311,16 @@ def test_experts_are_cut(planner: OpenPage) -> None:
     turn(page, "Expert parallel (EP)", 4)
     assert "--ep 4" in page.locator("#command").inner_text()
     expect(page.locator("#problems")).to_be_hidden()
+
+
+OUTSIDE = """() => [...document.querySelectorAll('main .panel :is(svg, canvas) *, #scatter .plot > *')].filter((part) => {
+    const box = part.getBoundingClientRect(), panel = part.closest('.panel').getBoundingClientRect();
+    return box.width && (box.left < panel.left || box.right > panel.right + 1);
+}).map((part) => part.outerHTML)"""
+
+
+def test_nothing_of_a_chart_lies_outside_its_panel(planner: OpenPage) -> None:
+    page = planner()
+    page.locator("#choice").scroll_into_view_if_needed()
+    page.wait_for_selector("#scatter .limit:not([hidden])", timeout=60_000)
+    assert page.evaluate(OUTSIDE) == []

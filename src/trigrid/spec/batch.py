@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from trigrid.errors import Problem
 
@@ -38,23 +38,30 @@ def solve_batch(
         micro_batch = 1
     if dp is None and None in (global_batch, accumulation):
         dp = 1
-    factors = {"dp": dp or 0, "micro_batch": micro_batch or 0, "accumulation": accumulation or 0}
-    filled = f"{EQUATION} = {' · '.join(str(value or name) for name, value in factors.items())}"
-    unknown = next((name for name, value in factors.items() if not value), None)
-    known = prod(value for value in factors.values() if value)
+    given = {"dp": dp or 0, "micro_batch": micro_batch or 0, "accumulation": accumulation or 0}
+    solved = 0
+    unknown = next((name for name, value in given.items() if not value), None)
+    known = (dp or 1) * (micro_batch or 1) * (accumulation or 1)
     if global_batch is None:
         global_batch = known
     elif unknown:
-        factors[unknown], left = divmod(global_batch, known)
-        if left or not factors[unknown]:
+        solved, left = divmod(global_batch, known)
+        if left or not solved:
             below = global_batch - left
             legal = tuple(n for n in (below, below + known) if n)
-            return Problem("batch.global_batch", global_batch, f"{filled} must hold for a whole {unknown}", legal)
+            reason = f"{_filled(given)} must hold for a whole {unknown}"
+            return Problem("batch.global_batch", global_batch, reason, legal)
     elif global_batch != known:
         # The global batch decides what is learnt, accumulation only how: it is the one to change where that helps.
-        right, left = divmod(global_batch, factors["dp"] * factors["micro_batch"])
+        right, left = divmod(global_batch, given["dp"] * given["micro_batch"])
+        filled = f"{_filled(given)} = {known}"
         if left:
-            return Problem("batch.global_batch", global_batch, f"{filled} = {known} must hold", (known,))
-        reason = f"{filled} = {known}, but batch.global_batch = {global_batch}"
-        return Problem("batch.accumulation", factors["accumulation"], reason, (right,))
-    return BatchNumbers(global_batch=global_batch, **factors)
+            return Problem("batch.global_batch", global_batch, f"{filled} must hold", (known,))
+        reason = f"{filled}, but batch.global_batch = {global_batch}"
+        return Problem("batch.accumulation", given["accumulation"], reason, (right,))
+    return BatchNumbers(global_batch=global_batch, **{name: value or solved for name, value in given.items()})
+
+
+def _filled(given: Mapping[str, int]) -> str:
+    """The equation with what is given."""
+    return f"{EQUATION} = {' · '.join(str(value or name) for name, value in given.items())}"

@@ -6,7 +6,7 @@ badly. Rules about the network that a group crosses need the grid and live there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from math import isfinite, isqrt
@@ -270,24 +270,8 @@ def _experts(job: Job) -> Iterator[Problem]:
 
 def _tensor(job: Job) -> Iterator[Problem]:
     model, layout, sequence = job.model, job.parallel, job.batch.sequence
-    demands: list[tuple[str, Callable[[int], bool]]] = [
-        (f"must divide model.heads = {model.heads}", lambda tp: model.heads % tp == 0),
-        (f"must divide model.ffn = {model.ffn}", lambda tp: model.ffn % tp == 0),
-        (
-            f"must divide model.kv_heads = {model.kv_heads} or be a multiple of it",
-            lambda tp: model.kv_heads % tp == 0 or tp % model.kv_heads == 0,
-        ),
-    ]
-    if layout.sequence_parallel:
-        demands.append(
-            (
-                f"must divide batch.sequence = {sequence} under parallel.sequence_parallel",
-                lambda tp: sequence % tp == 0,
-            )
-        )
-    broken = [reason for reason, holds in demands if not holds(layout.tp)]
-    if broken:
-        legal = [tp for tp in divisors(model.heads) if all(holds(tp) for _, holds in demands)]
+    if broken := _undivided(job, layout.tp):
+        legal = [tp for tp in divisors(model.heads) if not _undivided(job, tp)]
         yield Problem("parallel.tp", layout.tp, "; ".join(broken), _around(layout.tp, legal))
     if layout.regather and not layout.sequence_parallel:
         reason = "needs parallel.sequence_parallel: without it nothing is gathered"
@@ -296,6 +280,20 @@ def _tensor(job: Job) -> Iterator[Problem]:
         reason = f"must divide batch.sequence = {sequence}"
         nearest = _around(layout.loss_chunks, divisors(sequence))
         yield Problem("parallel.loss_chunks", layout.loss_chunks, reason, nearest)
+
+
+def _undivided(job: Job, tp: int) -> list[str]:
+    """What `tp` ranks cannot share evenly, as what is asked of tp."""
+    model, sequence, found = job.model, job.batch.sequence, list[str]()
+    if model.heads % tp:
+        found.append(f"must divide model.heads = {model.heads}")
+    if model.ffn % tp:
+        found.append(f"must divide model.ffn = {model.ffn}")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        found.append(f"must divide model.kv_heads = {model.kv_heads} or be a multiple of it")
+    if job.parallel.sequence_parallel and sequence % tp:
+        found.append(f"must divide batch.sequence = {sequence} under parallel.sequence_parallel")
+    return found
 
 
 def _pipeline(job: Job) -> Iterator[Problem]:

@@ -15,14 +15,16 @@ const library = () => (loading ??= import("./lib/Chart.bundle.js").then(() => {
 
 /**
  * What draws in `canvas`, which lies in a box of the chart's size. It takes what tells datasets and scales, as the
- * library has them, and asks that again when the theme changes.
- * @param {HTMLCanvasElement} canvas @param {(chart: any) => void} [placed] called whenever points have moved
- * @returns {(paint: () => {datasets: any[], scales: any}) => Promise<any>} with the library's chart
+ * library has them, asks that when the next frame is made, and again when the theme changes.
+ * @param {HTMLCanvasElement} canvas @param {(chart: any) => void} placed called with the library's chart whenever points have moved
+ * @returns {(paint: () => {datasets: any[], scales: any}) => void}
  */
-export function plotIn(canvas, placed = () => {}) {
+export function plotIn(canvas, placed) {
   let chart = null;
   let paint = null;
-  const show = (Chart) => {
+  let frame = 0;
+  const show = async () => {
+    const Chart = await library();
     const { datasets, scales } = paint();
     if (chart) {
       chart.data.datasets = datasets;
@@ -30,11 +32,14 @@ export function plotIn(canvas, placed = () => {}) {
       chart.update();
     } else chart = new Chart(canvas, { type: "scatter", data: { datasets }, options: { scales }, plugins: [{ id: "placed", afterUpdate: placed }] });
   };
-  addEventListener("themechange", () => chart && show());
-  return async (next) => {
+  const soon = () => {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(show);
+  };
+  addEventListener("themechange", () => chart && soon());
+  return (next) => {
     paint = next;
-    show(await library());
-    return chart;
+    soon();
   };
 }
 

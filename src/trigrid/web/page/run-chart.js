@@ -15,10 +15,13 @@ export function chart(box, title, format) {
   const key = make("p", { class: "run-key" });
   const tip = make("p", { class: "tip" });
   box.append(make("div", { class: "plot over-steps" }, canvas), key, tip);
-  const draw = plotIn(canvas);
   let shown = [];
   let made = null;
   let chosen = null;
+  const draw = plotIn(canvas, (chart) => {
+    made = chart;
+    tell(chosen);
+  });
 
   /** Tells the records nearest to a step, and marks their points; none of null. */
   const tell = (step) => {
@@ -42,17 +45,19 @@ export function chart(box, title, format) {
   });
 
   /** @param {Series[]} series @param {number} steps of the whole run */
-  return async (series, steps) => {
-    shown = series.filter((one) => one.points.length);
+  return (series, steps) => {
+    const next = series.filter((one) => one.points.length);
     const to = Math.max(1, steps);
-    const last = shown.find((one) => one.kind !== "level")?.points.at(-1);
+    const last = next.find((one) => one.kind !== "level")?.points.at(-1);
     put(canvas, "aria-label", `${title} over ${count(to)} steps${last ? `, now ${format(last[1])} at step ${count(last[0])}` : ""}. Left and right go from record to record.`);
-    key.replaceChildren(...shown.map((one) => make("span", {}, make("i", { class: `swatch ${one.look}` }), one.kind === "level" ? `${one.name} ${format(one.points[0][1])}` : one.name)));
-    made = await draw(() => ({
-      datasets: shown.map((one, i) => picture(one, groundOf(key.children[i].firstElementChild), to)),
-      scales: { x: scale(count, 9, { min: 0, max: to, grid: { display: false } }), y: scale(format, 7) },
-    }));
-    tell(chosen);
+    key.replaceChildren(...next.map((one) => make("span", {}, make("i", { class: `swatch ${one.look}` }), one.kind === "level" ? `${one.name} ${format(one.points[0][1])}` : one.name)));
+    draw(() => {
+      shown = next;
+      return {
+        datasets: next.map((one, i) => picture(one, groundOf(key.children[i].firstElementChild), to)),
+        scales: { x: scale(count, 9, { min: 0, max: to, grid: { display: false } }), y: scale(format, 7) },
+      };
+    });
   };
 }
 

@@ -11,9 +11,9 @@ import { groundOf, inkOf, plotIn, scale } from "./plot.js";
 /** Builds an empty scatter in `box`; returns what draws points on it. @param {Element} box @param {string} name */
 export function makeScatter(box, name) {
   const canvas = make("canvas", { "aria-hidden": "true" });
-  const ceiling = make("div", { class: "ceiling", hidden: true });
+  const line = make("div", { class: "limit", hidden: true });
   const dots = make("div", { role: "group", "aria-label": name });
-  box.replaceChildren(make("div", { class: "plot" }, canvas, ceiling, dots));
+  box.replaceChildren(make("div", { class: "plot" }, canvas, line, dots));
   let shown = [];
   let limit = null;
 
@@ -22,10 +22,10 @@ export function makeScatter(box, name) {
       dots.children[i].style.left = `${scales.x.getPixelForValue(point.x)}px`;
       dots.children[i].style.top = `${scales.y.getPixelForValue(point.y)}px`;
     });
-    put(ceiling, "hidden", !limit);
+    put(line, "hidden", !limit);
     if (!limit) return;
-    Object.assign(ceiling.style, { left: `${scales.x.getPixelForValue(limit.x)}px`, top: `${chartArea.top}px`, height: `${chartArea.height}px` });
-    say(ceiling, limit.label);
+    Object.assign(line.style, { left: `${scales.x.getPixelForValue(limit.x)}px`, top: `${chartArea.top}px`, height: `${chartArea.height}px` });
+    say(line, limit.label);
   });
 
   /** @param {Point[]} points @param {Axis} xAxis @param {Axis} yAxis @param {{x: number, label: string}|null} next */
@@ -40,7 +40,7 @@ export function makeScatter(box, name) {
       put(dot, "title", point.label);
       dot.press = point.press;
     });
-    return draw(() => ({
+    draw(() => ({
       datasets: [{ data: points.map(({ x, y }) => ({ x, y })), clip: false, pointRadius: 5.5, ...looks([...dots.children]) }],
       scales: {
         x: scale(xAxis.written, 9, { title: xAxis.label, suggestedMax: limit?.x }),

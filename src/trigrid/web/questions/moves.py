@@ -57,7 +57,7 @@ class Moves:
         also = self._also(key, value)
         if alone := check_value(key, value):
             return Choice(value, False, alone[0].reason, also)
-        if key in ALONE:
+        if key in ALONE or value == get(self.job, key):
             return self.alone(value, also)
         moved = self.job
         for name, other in {key: value, **also}.items():
@@ -68,7 +68,7 @@ class Moves:
         return Choice(value, not reason, reason, also)
 
     def alone(self, value: Any, also: dict[str, str | int] | None = None) -> Choice:
-        """A value that no rule joins with others."""
+        """A value that changes nothing, or that no rule joins with others."""
         return Choice(value, not self._here, self._here, also or {})
 
     def gpus(self, count: int) -> Choice:
