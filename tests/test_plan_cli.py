@@ -229,6 +229,22 @@ def test_a_figure_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_the_front_goes_from_fast_to_small(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "llama3-8b --gpus 16 --seq 2048 --global-batch 16 --pp 1 --cp 1 --front"
+    front = plan(line, capsys)["front"]
+    assert len(front) > 2
+    assert [one["memory_bytes"] for one in front] == sorted((one["memory_bytes"] for one in front), reverse=True)
+    assert [one["step_s"] for one in front] == sorted(one["step_s"] for one in front)
+    _, out = run(f"plan {line}", capsys)
+    assert out.count("recompute") == len(front)
+    assert "for less and less memory" in out
+
+
+def test_a_front_needs_a_choice() -> None:
+    told = refusal(f"plan {ROOT / 'examples' / 'llama3-405b.toml'} --front")
+    assert told.startswith("front = true: needs layouts to choose from: give fewer degrees and policies, or --search")
+
+
 def test_sensitivity_and_recomputation_are_tables(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = run(f"plan {EXAMPLE} --sensitivity --recompute-table", capsys)
     assert out.startswith("knob")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,7 @@ from trigrid.plan.api import plan, search
 from trigrid.plan.around import Around, reasons, recompute_table, sensitivity
 from trigrid.plan.changes import changes_that_fit, nearest_batch
 from trigrid.plan.found import Found
+from trigrid.plan.front import LESS, SLOWEST, front, smaller
 from trigrid.plan.layouts import job_of
 from trigrid.plan.plan import make_plan, setup_of
 from trigrid.plan.search import Searcher, search_layouts
@@ -231,3 +233,25 @@ def test_the_package_itself_can_be_asked() -> None:
     assert trigrid.search("llama3-8b", gpus=8, global_batch=8, tp=8, recompute="none").ranked
     with pytest.raises(AttributeError, match="has no attribute 'plans'"):
         _ = trigrid.plans
+
+
+def test_a_front_is_the_fastest_for_each_ceiling() -> None:
+    """Against a replay of every layout; each is clearly smaller than the one before."""
+    result = found(job("llama3-8b", 16), frozenset({"tp", "pp", "dp", "zero", "schedule", "recompute"}), 16)
+    told = list(front(result))
+    assert len(told) >= 5
+    assert told[0] == result.chosen
+    searcher = Searcher(result.space, BF16)
+    every = [searcher.replayed(setup) for setup in result.space.setups()]
+    for one, less in pairwise([*told, None]):
+        assert one is not None
+        within = [c.step_s for c in every if c.bytes <= LESS * one.bytes and c.step_s <= SLOWEST * told[0].step_s]
+        assert (less.step_s if less else None) == (pytest.approx(min(within), rel=1e-9) if within else None)
+        assert less is None or less.bytes <= LESS * one.bytes
+
+
+def test_nothing_has_no_memory() -> None:
+    space = found(job("llama3-8b", 16), frozenset({"zero"}), 16).space
+    assert smaller(space, BF16, 0, 1e9) is None
+    assert smaller(space, BF16, -1, 1e9) is None
+    assert smaller(space, BF16, 2**60, 0) is None

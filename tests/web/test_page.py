@@ -313,7 +313,7 @@ def test_experts_are_cut(planner: OpenPage) -> None:
     expect(page.locator("#problems")).to_be_hidden()
 
 
-OUTSIDE = """() => [...document.querySelectorAll('main .panel :is(svg, canvas) *, #scatter .plot > *')].filter((part) => {
+OUTSIDE = """() => [...document.querySelectorAll('.panel svg *, #scatter .plot > *')].filter((part) => {
     const box = part.getBoundingClientRect(), panel = part.closest('.panel').getBoundingClientRect();
     return box.width && (box.left < panel.left || box.right > panel.right + 1);
 }).map((part) => part.outerHTML)"""

@@ -32,9 +32,11 @@ CONFIG = {
 LIE = """() => {
     const canvas = document.querySelector('#scatter canvas');
     const frame = canvas.getBoundingClientRect();
-    const points = Chart.getChart(canvas).getDatasetMeta(0).data;
+    const chart = Chart.getChart(canvas), area = chart.chartArea;
+    const points = chart.getDatasetMeta(0).data;
     const buttons = [...document.querySelectorAll('#scatter .dot')].map((dot) => dot.getBoundingClientRect());
     return frame.right < innerWidth && points.length === buttons.length && points.every(({ x, y }, i) =>
+        x >= area.left - 1 && x <= area.right + 1 && y >= area.top - 1 && y <= area.bottom + 1 &&
         Math.abs(frame.left + x - buttons[i].left - buttons[i].width / 2) < 1 &&
         Math.abs(frame.top + y - buttons[i].top - buttons[i].height / 2) < 1);
 }"""
@@ -117,6 +119,7 @@ def test_buttons_lie_on_the_points(planner: Planner) -> None:
     page = planner()
     page.locator("#choice").scroll_into_view_if_needed()
     searched(page)
+    page.wait_for_function("() => document.querySelectorAll('#scatter .dot.front').length >= 6", timeout=120_000)
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(LIE)
@@ -124,6 +127,31 @@ def test_buttons_lie_on_the_points(planner: Planner) -> None:
     page.get_by_role("button", name="Dark theme").click()
     page.wait_for_function(f"before => JSON.stringify(({INKS})()) !== JSON.stringify(before)", arg=inks)
     page.wait_for_function(LIE)
+
+
+def test_the_front_goes_on_with_less_memory(planner: Planner) -> None:
+    """Layout by layout, only in sight, to the end, and once."""
+    page = planner()
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if "smaller" in request.url else None)
+    page.wait_for_selector("#scatter .dot.front", state="attached", timeout=60_000)
+    page.wait_for_timeout(500)
+    assert asked == []
+    page.locator("#choice").scroll_into_view_if_needed()
+    expect(page.locator("#front-say")).not_to_be_empty()
+    expect(page.locator("#front-say")).to_be_empty(timeout=120_000)
+    page.locator("#choice summary").click()
+    rows = page.locator("#choice-table tbody tr", has_text="front").filter(has_not_text="among")
+    rows.first.wait_for()
+    gib = [float(row.locator("td").nth(1).inner_text()) for row in rows.all()]
+    assert len(gib) == page.locator("#scatter .dot.front").count() > 5
+    assert gib == sorted(gib, reverse=True)
+    assert [body["than_bytes"] for body in asked] == sorted((body["than_bytes"] for body in asked), reverse=True)
+    before = len(asked)
+    page.locator("#sensitivity").scroll_into_view_if_needed()
+    page.locator("#choice").scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    assert len(asked) == before
 
 
 def test_a_notch_is_tried(planner: Planner) -> None:

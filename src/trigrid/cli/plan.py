@@ -15,8 +15,10 @@ from trigrid.cli.app import Json, Overrides, Quiet, app, examples, print_json
 if TYPE_CHECKING:
     from trigrid.job.ask import Asked
     from trigrid.job.export import Target
+    from trigrid.plan.found import Found
     from trigrid.plan.plan import Plan
     from trigrid.plan.software import Software
+    from trigrid.report.console import Console
     from trigrid.spec.job import Job
 
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         "trigrid plan llama3-405b --gpus 1024 --tp 8 --pp 8 --virtual 4 --zero 1",
         "trigrid plan --params 300B --gpus 4096 --tokens 15T --price 2.5",
         "trigrid plan examples/llama3-405b.toml --sensitivity",
+        "trigrid plan llama3-70b --gpus 64 --front",
         "trigrid plan job.toml --schedule auto --balance --save balanced.toml",
         "trigrid plan llama3-70b --gpus 64 --save job.toml --export megatron",
     )
@@ -52,6 +55,9 @@ def plan(
     sensitivity: Annotated[bool, Parameter(negative="", help="Each knob one notch up and down.")] = False,
     recompute_table: Annotated[
         bool, Parameter(negative="", help="GiB that kinds of recomputation save for each % of the step.")
+    ] = False,
+    front: Annotated[
+        bool, Parameter(negative="", help="The fastest layout for less and less memory, where layouts are searched.")
     ] = False,
     balance: Annotated[
         bool, Parameter(negative="", help="Give stages the layers that make the slowest one fastest.")
@@ -86,7 +92,8 @@ def plan(
     if params:
         asked = replace(asked, assumed=(RULE, *asked.assumed))
     trainer = choose_software(asked.job, software, policy, expandable_segments)
-    planned, lines, answers = _searched(asked, trainer)
+    found = _found(asked, trainer)
+    planned, lines, answers = _searched(asked, found)
     if balance:
         planned, line, answers["balance"] = _balanced(planned)
         lines = [line, *lines]
@@ -102,8 +109,11 @@ def plan(
             print_json({"target": export, "text": text, "notes": list(notes)})
         else:
             print(text)
-    elif explain or sensitivity or recompute_table:
+    elif explain or sensitivity or recompute_table or front:
         texts, answers = _asides(planned, asked.gpus, trained, explain, sensitivity, recompute_table)
+        if front:
+            text, answers["front"] = _front(found, console)
+            texts.append(text)
         if as_json:
             print_json(answers)
         else:
@@ -126,24 +136,31 @@ def plan(
         sys.exit(1)
 
 
-def _searched(asked: Asked, software: Software) -> tuple[Plan, list[str], dict[str, object]]:
-    """The plan, what a search has to say beside it, and the same as JSON."""
+def _found(asked: Asked, software: Software) -> Found:
+    """What the search of all that is open finds."""
     from trigrid.errors import Problem, Refused
-    from trigrid.plan.around import reasons
-    from trigrid.plan.auto import auto_job, named_job
-    from trigrid.plan.changes import changes_that_fit, nearest_batch
-    from trigrid.plan.plan import make_plan
+    from trigrid.plan.auto import named_job
     from trigrid.plan.search import search_layouts
-    from trigrid.report.search import change_lines, search_json, search_lines
 
-    made = asked.job.parallel.schedule == "auto"
     # A layout is searched with the named schedule of as many stages; then one is made for it.
-    job = named_job(asked.job) if made else asked.job
+    job = named_job(asked.job) if asked.job.parallel.schedule == "auto" else asked.job
     found = search_layouts(job, software, open=asked.open, gpus=asked.gpus)
     if found is None:
         reason = f"no layout of {asked.gpus:,} GPUs goes with the global batch and the degrees given"
         raise Refused([Problem("gpus", asked.gpus, reason)])
-    planned = make_plan(auto_job(found.job) if made else found.job, software)
+    return found
+
+
+def _searched(asked: Asked, found: Found) -> tuple[Plan, list[str], dict[str, object]]:
+    """The plan, what a search has to say beside it, and the same as JSON."""
+    from trigrid.plan.around import reasons
+    from trigrid.plan.auto import auto_job
+    from trigrid.plan.changes import changes_that_fit, nearest_batch
+    from trigrid.plan.plan import make_plan
+    from trigrid.report.search import change_lines, search_json, search_lines
+
+    made = asked.job.parallel.schedule == "auto"
+    planned = make_plan(auto_job(found.job) if made else found.job, found.software)
     changes = () if found.ranked else changes_that_fit(found)
     batch = nearest_batch(found)
     if not asked.open:
@@ -152,6 +169,23 @@ def _searched(asked: Asked, software: Software) -> tuple[Plan, list[str], dict[s
     whys = reasons(found)
     lines = search_lines(found, planned, whys, changes, batch, asked.assumed)
     return planned, lines, {"search": search_json(found, whys, changes, batch)}
+
+
+def _front(found: Found, console: Console) -> tuple[str, list[dict[str, object]]]:
+    """The fastest layouts for less and less memory, as text and as JSON."""
+    from trigrid.errors import Problem, Refused
+    from trigrid.plan.front import front
+    from trigrid.report.search import candidate_json, front_text
+    from trigrid.report.units import gib
+
+    if not found.space.open:
+        reason = "needs layouts to choose from: give fewer degrees and policies, or --search with a job file"
+        raise Refused([Problem("front", "true", reason)])
+    told = []
+    for candidate in front(found):
+        told.append(candidate)
+        console.say(f"the fastest within {gib(candidate.bytes)} GiB is known")
+    return front_text(found, told), [candidate_json(one) for one in told]
 
 
 def _balanced(planned: Plan) -> tuple[Plan, str, dict[str, object]]:

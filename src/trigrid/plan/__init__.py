@@ -9,7 +9,7 @@ step.py      seconds of a step, in closed form or with the schedule replayed
 plan.py      the plan of a job; figures.py and explain.py: its figures and their formulas;
              notes.py: its warnings
 space.py     every legal layout; bounds.py: what no replay can beat; search.py: the best of
-             them, told by found.py
+             them, told by found.py; front.py: the best for less and less memory
 around.py    each knob one notch away, and why; changes.py: what would fit
 shape.py     a model by its size; layouts.py: jobs of candidates
 validate.py  plans beside published measurements

@@ -8,11 +8,11 @@ from math import log2
 
 from trigrid.errors import Refused
 from trigrid.plan.found import Candidate, Found
+from trigrid.plan.front import fastest
 from trigrid.plan.layouts import job_of
 from trigrid.plan.plan import setup_of
 from trigrid.plan.search import Searcher
 from trigrid.plan.setup import Setup
-from trigrid.plan.software import Software
 from trigrid.plan.space import KNOBS, Space
 from trigrid.spec.gpu import GIB, gpus
 from trigrid.spec.rules import check
@@ -47,7 +47,7 @@ def changes_that_fit(found: Found) -> tuple[Change, ...]:
         if knob in space.open or knob in ("dp", "gather", "reduce"):
             continue
         opened = {knob, "dp"} if knob in DEGREES else {knob}
-        best = _best(replace(space, open=space.open | opened), software)
+        best = fastest(replace(space, open=space.open | opened), software)
         if best:
             name = {"virtual_stages": "virtual"}.get(knob, knob)
             before, after = getattr(setup_of(space.job, software), name), getattr(best.setup, name)
@@ -58,20 +58,11 @@ def changes_that_fit(found: Found) -> tuple[Change, ...]:
         gpus, rest = divmod(space.gpus * times[0], times[1])
         if rest or (gpus > node and gpus % node):
             continue
-        best = _best(replace(space, gpus=gpus, open=space.open | {"dp"}), software)
+        best = fastest(replace(space, gpus=gpus, open=space.open | {"dp"}), software)
         if best:
             changes.append(Change(f"{gpus:,} GPUs", best.step_s, best.bytes, best.setup, gpus=gpus))
             break
     return (*changes, *_elsewhere(found))
-
-
-def _best(space: Space, software: Software) -> Candidate | None:
-    if not space.grids:
-        return None
-    searcher = Searcher(space, software)
-    if searcher.tightest().bytes > searcher.ceiling:
-        return None
-    return next(iter(searcher.run(FEW_REPLAYS, slack=1.0).ranked), None)
 
 
 def _elsewhere(found: Found) -> Iterator[Change]:
@@ -80,7 +71,7 @@ def _elsewhere(found: Found) -> Iterator[Change]:
     for gpu in wider:
         job = replace(space.job, cluster=replace(space.job.cluster, gpu=gpu.name, calibration=""))
         try:
-            best = _best(replace(space, job=job), software)
+            best = fastest(replace(space, job=job), software)
         except Refused:
             # It does not multiply the job's number format.
             continue

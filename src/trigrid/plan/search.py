@@ -58,7 +58,7 @@ class Searcher:
         job = space.job
         self.space, self.software = space, software
         self.step: Step = step_for(job.model, job.cluster, software, number_format(job))
-        self.ceiling = hbm_bytes or self.step.machine.gpu.hbm_bytes
+        self.ceiling = self.step.machine.gpu.hbm_bytes if hbm_bytes is None else hbm_bytes
         self.priced = self.played = 0
         # Seconds that a layout takes for certain.
         self.best = float("inf")
@@ -270,6 +270,11 @@ def selective_drops(job: Job, software: Software) -> bool:
     return any(saved.dropped for kind, _ in block_kinds(spec) for saved in claims(spec, kind, kernels).saved)
 
 
+def space_of(job: Job, software: Software, open: frozenset[str], gpus: int) -> Space:
+    """Every legal layout of `job` on at most `gpus` GPUs where the knobs `open` are free."""
+    return Space(job, open, gpus, setup_of(job, software), selective=selective_drops(job, software))
+
+
 def search_layouts(
     job: Job,
     software: Software | None = None,
@@ -287,6 +292,5 @@ def search_layouts(
         reason = f"is for one layout and batch, and {', '.join(sorted(open))} would be searched: give them all"
         raise Refused([Problem("parallel.schedule_file", file, reason)])
     software = software or engine_software(job)
-    drops = selective_drops(job, software)
-    space = Space(job, open, gpus or job.parallel.world, setup_of(job, software), selective=drops)
+    space = space_of(job, software, open, gpus or job.parallel.world)
     return Searcher(space, software, hbm_bytes).run() if space.grids else None

@@ -75,6 +75,14 @@ def found_text(found: Found) -> tuple[str, str]:
     )
 
 
+def front_text(found: Found, front: Sequence[Candidate]) -> str:
+    """The fastest layouts for less and less memory, against the best."""
+    if not front:
+        return "\n".join(found_text(found))
+    head = f"  the fastest of {found.counts.legal:,} legal layouts for less and less memory"
+    return "\n".join([head, *_candidates(front, found.chosen)])
+
+
 def _others(found: Found, plan: Plan) -> list[str]:
     lines: list[str] = []
     others = _distinct(found.ranked) if found.ranked else []

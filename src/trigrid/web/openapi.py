@@ -25,6 +25,7 @@ EXAMPLES: dict[str, object] = {
     "measured": {"state": STATE, "figure": "step_s", "value": 0.5},
     "compare": {"a": STATE, "b": {**STATE, "gpus": 32}},
     "export": {"state": STATE, "target": "megatron"},
+    "smaller": {"state": STATE, "than_bytes": 70_000_000_000, "best_s": 0.65},
     "link": {"query": "model=llama3-8b&gpus=64&tp=8&pp=4&global-batch=70&seq=4096"},
     "catalogue": {},
     "presets": {},

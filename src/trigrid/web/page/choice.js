@@ -14,9 +14,12 @@ const drawPoints = makeScatter(byId("scatter"), "Layouts: memory of the fullest 
 /** The last search, and what was asked of it. */
 let found = null;
 let asked = "";
+let sought = null;
 let current = null;
 let choosing = false;
 let searches = 0;
+let inSight = false;
+let walking = false;
 const refreshTable = tableOf(byId("choice-table"), () => found && showTable());
 
 /** What a search from `state` depends on: all but the knobs that it opens. */
@@ -34,12 +37,14 @@ async function search(chosen) {
   // What was asked for by hand is not given up for what the page asks by itself.
   if (!chosen && (choosing || (found && question(state) === asked))) return;
   const mine = ++searches;
+  stop("smaller");
   choosing = chosen;
   busy(chosen ? "Searching all legal layouts …" : "Looking at other layouts …", chosen);
   const started = performance.now();
   try {
     found = await ask("best", { state });
     asked = question(state);
+    sought = state;
     say(byId("finding"), chosen ? sentence(`${found.words}, found in ${((performance.now() - started) / 1000).toFixed(1)} s`) : "");
     showFound();
     // Dials that were turned meanwhile are not turned back.
@@ -93,7 +98,37 @@ function showFound() {
     make("li", {}, make("b", {}, `${labelOf(why.key)} ${written(why.value)}`), ` — ${why.reason}`)));
   showPoints();
   refreshTable();
+  goOn();
 }
+
+/** Adds to the front, one by one, what is fastest with less and less memory, while the panel is in sight. */
+async function goOn() {
+  if (walking || !inSight || !found?.fits || found.whole) return;
+  const mine = found;
+  walking = true;
+  say(byId("front-say"), "Looking for layouts with less memory …");
+  try {
+    while (inSight && mine === found && !mine.whole) {
+      const { layout } = await ask("smaller", { state: sought, than_bytes: mine.front.at(-1).total_bytes, best_s: mine.ranked[0].step_s });
+      if (mine !== found) return;
+      if (layout) mine.front.push(layout);
+      else mine.whole = true;
+      showPoints();
+      refreshTable();
+    }
+    say(byId("front-say"), "");
+  } catch (error) {
+    if (!(error instanceof Superseded)) mine.whole = true;
+    say(byId("front-say"), error instanceof Superseded ? "" : error.message);
+  } finally {
+    walking = false;
+  }
+}
+
+new IntersectionObserver(([entry]) => {
+  inSight = entry.isIntersecting;
+  goOn();
+}).observe(byId("choice"));
 
 function points() {
   const seen = new Map();

@@ -5,7 +5,7 @@ let loading = null;
 /** The library, once a chart is wanted. Its file is no module: it sets a global. */
 const library = () => (loading ??= import("./lib/Chart.bundle.js").then(() => {
   const { Chart } = globalThis;
-  Object.assign(Chart.defaults, { animation: false, events: [], maintainAspectRatio: false, normalized: true, parsing: false });
+  Object.assign(Chart.defaults, { animation: false, events: [], maintainAspectRatio: false });
   Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
   Chart.defaults.font.size = 11;
   Object.assign(Chart.defaults.plugins.legend, { display: false });

@@ -8,7 +8,7 @@ dials.py      which dials there are; controls.py: what each may be set to, and w
 planning.py   plan: all that a turn of a dial asks for; shapes.py: its model
 playing.py    timeline
 explaining.py explain; comparing.py: measured, compare; labels.py: names of figures
-best.py       best, fitting; neighbours.py: sensitivity, zero; moved.py: states a step away
+best.py       best, smaller, fitting; neighbours.py: sensitivity, zero; moved.py: states a step away
 cluster.py    where the layout sits, and the golden rules
 files.py      job, json, trace, export
 catalogue.py  models, accelerators, software and policies; presets.py: published runs
@@ -25,7 +25,17 @@ from typing import Any
 
 from trigrid.errors import Problem, Refused
 from trigrid.web.questions.answers import Refusal, plain, problem
-from trigrid.web.questions.best import Best, BestInput, Fitting, FittingInput, best, fitting
+from trigrid.web.questions.best import (
+    Best,
+    BestInput,
+    Fitting,
+    FittingInput,
+    Smaller,
+    SmallerInput,
+    best,
+    fitting,
+    smaller,
+)
 from trigrid.web.questions.catalogue import Catalogue, CatalogueInput, catalogue
 from trigrid.web.questions.cluster import ClusterInput, Picture, cluster
 from trigrid.web.questions.comparing import CompareInput, Comparison, Measured, MeasuredInput, compare, measured
@@ -76,6 +86,7 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
             Question("cluster", cluster, ClusterInput, Picture),
             Question("compare", compare, CompareInput, Comparison),
             Question("best", best, BestInput, Best, slow=True),
+            Question("smaller", smaller, SmallerInput, Smaller, slow=True),
             Question("fitting", fitting, FittingInput, Fitting, slow=True),
             Question("link", link, LinkInput, Link),
             Question("catalogue", catalogue, CatalogueInput, Catalogue),

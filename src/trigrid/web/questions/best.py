@@ -1,4 +1,5 @@
-"""`best`: the layouts of a state with every knob open that is not locked. `fitting`: what would make a layout fit."""
+"""`best`: the layouts of a state with every knob open that is not locked. `smaller`: the fastest of them with less
+memory. `fitting`: what would make a layout fit."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from trigrid.plan.around import reasons
 from trigrid.plan.changes import Change, changes_that_fit, nearest_batch
 from trigrid.plan.found import Candidate as Priced
 from trigrid.plan.found import Found
+from trigrid.plan.front import smaller as next_of_front
 from trigrid.plan.plan import number_format, step_for
-from trigrid.plan.search import search_layouts
+from trigrid.plan.search import search_layouts, space_of
+from trigrid.plan.software import Software
+from trigrid.plan.space import Space
 from trigrid.report.search import change_lines, found_text, layout_text, spare_text
 from trigrid.web.questions.draft import draft, knob_key, search_of
 from trigrid.web.questions.moved import Candidate, candidate, in_layout, with_value
@@ -17,6 +21,8 @@ from trigrid.web.questions.state import State
 
 MOST = 24
 """Layouts that are told of each kind."""
+LARGEST_BYTES = 2**60
+"""More than any GPU has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +118,43 @@ def best(asked: BestInput) -> Best:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SmallerInput:
+    """What is searched."""
+
+    state: State
+    """As for `best`."""
+    than_bytes: int
+    """Of the fullest stage of the layout that another is to be smaller than."""
+    best_s: float
+    """Seconds of a step of the best layout, than which another is not to be much slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """The next of the Pareto front."""
+
+    layout: Candidate | None
+    """The fastest that needs clearly less; null where none does, or only much slower ones."""
+
+
+def smaller(asked: SmallerInput) -> Smaller:
+    """The fastest layout that needs clearly less memory than another: asked again and again, the Pareto front of memory
+    and throughput. Raises Refused where what is locked makes no job."""
+    search, software = search_of(asked.state)
+    space = space_of(search.job, software, search.open, search.gpus)
+    found = next_of_front(space, software, min(asked.than_bytes, LARGEST_BYTES), asked.best_s)
+    return Smaller(_candidate(asked.state, space, software, found) if found else None)
+
+
 def _told(state: State, found: Found, candidates: tuple[Priced, ...]) -> list[Candidate]:
-    job = found.space.job
-    step = step_for(job.model, job.cluster, found.software, number_format(job))
-    return [
-        candidate(in_layout(state, job, one.setup, found.space.gpus), one.setup, one.step_s, one.bytes, step)
-        for one in candidates
-    ]
+    return [_candidate(state, found.space, found.software, one) for one in candidates]
+
+
+def _candidate(state: State, space: Space, software: Software, one: Priced) -> Candidate:
+    job = space.job
+    step = step_for(job.model, job.cluster, software, number_format(job))
+    return candidate(in_layout(state, job, one.setup, space.gpus), one.setup, one.step_s, one.bytes, step)
 
 
 @dataclass(frozen=True, kw_only=True)
