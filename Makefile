@@ -13,8 +13,9 @@ install: $(VENV)/.train ## trigrid with its trainer, in .venv
 demo: install ## train the tiny model on eight processes, cut three ways; needs no GPU
 	$(BIN)/trigrid train examples/tiny-3d.toml
 
+# Two at once, file by file: many wait, for a time limit or for processes that start.
 test: $(VENV)/.test ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check src tests benchmarks tools

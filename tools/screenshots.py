@@ -88,6 +88,7 @@ def quiet(page: Page) -> None:
     """Waits for the search that follows a rest, and for what its answer changes."""
     page.wait_for_timeout(1_500)
     page.wait_for_selector("#choice:not([aria-busy])", timeout=300_000)
+    page.wait_for_function("() => !document.querySelector('#front-say').textContent", timeout=300_000)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(300)
 
