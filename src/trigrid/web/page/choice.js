@@ -110,7 +110,7 @@ async function goOn() {
   try {
     while (inSight && mine === found && !mine.whole) {
       const { layout } = await ask("smaller", { state: sought, than_bytes: mine.front.at(-1).total_bytes, best_s: mine.ranked[0].step_s });
-      if (mine !== found) return;
+      if (mine !== found) break;
       if (layout) mine.front.push(layout);
       else mine.whole = true;
       showPoints();
@@ -122,6 +122,7 @@ async function goOn() {
     say(byId("front-say"), error instanceof Superseded ? "" : error.message);
   } finally {
     walking = false;
+    if (mine !== found) goOn();
   }
 }
 
