@@ -131,6 +131,8 @@ def test_blocks_are_run_from_top_to_bottom(
     here = tmp_path / "here"
     shutil.copytree(trained, here)
     monkeypatch.chdir(here)
+    # As wide as a page: whoever starts the tests may have another terminal.
+    monkeypatch.delenv("COLUMNS", raising=False)
     if any("trigrid init job.toml" in block.text for block in BLOCKS if block.document == document):
         (here / "job.toml").unlink()
     printed: dict[str, str] = {}

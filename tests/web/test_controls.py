@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.page_states import STATES
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trigrid.spec.rules import check
@@ -31,6 +31,8 @@ def moved(state: dict[str, Any], key: str, choice: dict[str, Any]) -> dict[str, 
 
 @SETTINGS
 @given(STATES, st.integers(0, FOURTH - 1))
+@example({"model": "llama3-8b", "gpus": 8, "values": {"run.precision": "fp64"}}, 3)
+@example({"model": "llama3-8b", "gpus": 1, "values": {"parallel.virtual_stages": 2}}, 0)
 def test_legal_is_what_can_be_planned(state: dict[str, Any], first: int) -> None:
     """Values of every dial, a fourth of them at a time, turned as a page turns it."""
     here = answer("plan", {"state": state})

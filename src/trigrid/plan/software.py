@@ -241,7 +241,8 @@ def choose_software(job: Job, name: str | None = None, policy: str | None = None
         found = replace(load_software(name), frozen=job.optimizer.frozen)
     else:
         found = engine_software(job)
-    if policy is not None:
+    # What is told of a job may be said of it, also where only the job's format leads to it.
+    if policy is not None and policy != found.policy.name:
         if policy not in POLICIES:
             closest = tuple(get_close_matches(policy.lower(), POLICIES)) or tuple(POLICIES)
             raise Refused([Problem("policy", policy, "no precision policy has this name", closest)])

@@ -57,7 +57,7 @@ class Moves:
         also = self._also(key, value)
         if alone := check_value(key, value):
             return Choice(value, False, alone[0].reason, also)
-        if key in ALONE or value == get(self.job, key):
+        if key in ALONE or (not also and value == get(self.job, key)):
             return self.alone(value, also)
         moved = self.job
         for name, other in {key: value, **also}.items():
