@@ -114,3 +114,15 @@ def test_who_lets_others_in_is_told_what_they_can_do() -> None:
 def test_quiet_says_the_address_alone() -> None:
     with serving("--quiet") as address:
         assert ask(address, "/api/catalogue", {})[1]["run"] is None
+
+
+@pytest.mark.parametrize("flags", [["--no-browser", "--port", "0"], ["--export", "site"]])
+def test_without_the_chart_library_the_extra_is_named(flags: list[str], tmp_path: Path) -> None:
+    """Before an address is told, and with nothing written."""
+    code = "import sys; sys.modules['chartkick'] = None; from trigrid.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "web", *flags], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "trigrid: this command needs chartkick: pip install 'trigrid[web]'" in ended.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,9 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Header, Request
@@ -38,6 +37,8 @@ SLOW_WORKERS = 2
 LOOK_S = 0.25
 """How often it is looked whether who asked a slow question still waits."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+# Where the chart library is missing, that is told before an address is.
+PAGE = page_files()
 ABOUT = (
     "Every question of the planner: the same Python as `trigrid plan`. A body that makes no sense is refused with 422 "
     "and every problem of it; an illegal layout is answered with its problems and the way back."
@@ -74,7 +75,6 @@ class Answering:
 def make_app(host: str = "127.0.0.1", run: RunView | None = None) -> FastAPI:
     """The application that listens on `host`. run: a run's folder, served read-only besides."""
     answering = Answering()
-    page_of = page_files()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -107,7 +107,7 @@ def make_app(host: str = "127.0.0.1", run: RunView | None = None) -> FastAPI:
 
     @app.get("/{path:path}", include_in_schema=False)
     def page(path: str) -> Response:
-        return _file(path or "index.html", page_of)
+        return _file(path or "index.html")
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -178,9 +178,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _file(path: str, page: Mapping[str, Traversable]) -> Response:
+def _file(path: str) -> Response:
     """A file of the page, by its exact name."""
-    if path not in page:
+    if path not in PAGE:
         raise HTTPException(404, "there is no such file")
     kind = TYPES.get(os.path.splitext(path)[1], "application/octet-stream")
-    return Response(page[path].read_bytes(), media_type=kind)
+    return Response(PAGE[path].read_bytes(), media_type=kind)
