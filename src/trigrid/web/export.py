@@ -43,11 +43,11 @@ def export_site(folder: Path, say: Callable[[str], object]) -> None:
     """
     folder = folder.resolve()
     _check(folder)
+    files = _page()
     say(f"{PYODIDE.called}: Python for the browser")
     runtime = unpacked(PYODIDE)
-    files = {f"pyodide/{name}": (runtime / name).read_bytes() for name in RUNTIME}
+    files |= {f"pyodide/{name}": (runtime / name).read_bytes() for name in RUNTIME}
     say("the page and the package's source")
-    files |= _page()
     files["trigrid.zip"] = packed(ENTRY, BESIDE)
     try:
         _write(folder, files)
